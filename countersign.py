@@ -1,0 +1,49 @@
+"""The console script: picks a sub-command and hands over. Each is imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from policies.errors import CountersignError, SettingsError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("benchmarks.demo.command", "see an honest backend pass and two cheats caught, on this machine"),
+    "serve": ("proxy.serve", "run the proxy"),
+    "worker": ("verifier_pool.worker", "run a verifier worker"),
+    "calibrate": ("benchmarks.calibrate", "measure a profile on a trusted backend"),
+    "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
+    "bench": ("benchmarks.command", "measure what verification costs"),
+    "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one sub-command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        print(_usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"countersign: no command {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(COMMANDS[name][0]).main(rest))
+    except SettingsError as error:
+        print(f"countersign {name}: {error}", file=sys.stderr)
+        return SettingsError.exit_code
+    except CountersignError as error:
+        print(f"countersign {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return f"usage: countersign COMMAND …\n\n{rows}\n\n`countersign COMMAND --help` says more."
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

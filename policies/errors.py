@@ -1,0 +1,156 @@
+"""Every error Countersign raises on purpose.
+
+CountersignError
+├── SettingsError        a setting is missing or wrong; names the key; exit code 3
+├── EvidenceError        evidence bytes cannot be read back
+├── ReplayError          the reference could not replay or render
+├── StoreUnavailable     Redis did not answer
+└── ApiError             answered to a client as OpenAI-shaped JSON
+    ├── InvalidRequest         400
+    ├── AuthenticationFailed   401
+    ├── NotFound               404
+    ├── MethodNotAllowed       405
+    ├── RequestTooLarge        413
+    ├── VerificationFailed     502  the block policy refused a rejected answer
+    ├── UpstreamFailed         502  the backend broke before the first byte
+    ├── BackendUnavailable     503
+    ├── StoreFailed            503  verdicts cannot be read right now
+    └── UpstreamTimeout        504
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CountersignError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class SettingsError(CountersignError):
+    """A setting is missing or wrong."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, key: str, expected: str) -> None:
+        super().__init__(f"setting {key!r}: {expected}")
+        self.key = key
+        self.expected = expected
+
+
+class EvidenceError(CountersignError):
+    """Evidence bytes cannot be read back."""
+
+
+class ReplayError(CountersignError):
+    """The reference could not replay or render.
+
+    `reason` is a short code that ends up in the verdict, such as `too_long`.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class StoreUnavailable(CountersignError):
+    """Redis did not answer."""
+
+
+class ApiError(CountersignError):
+    """Answered to a client as `{"error": {"message", "type", "param", "code"}}`."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.error_code = code if code is not None else self.code
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI-shaped JSON body."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.error_code,
+            }
+        }
+
+
+class InvalidRequest(ApiError):
+    """The request cannot be served as it is."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class AuthenticationFailed(ApiError):
+    """No valid key came with the request."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(ApiError):
+    """Nothing of that name, or not for this key."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(ApiError):
+    """The path exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class RequestTooLarge(ApiError):
+    """The request body is over the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class VerificationFailed(ApiError):
+    """The answer was rejected and the policy is to withhold it."""
+
+    status = 502
+    code = "verification_failed"
+
+
+class UpstreamFailed(ApiError):
+    """The backend broke before its first byte."""
+
+    status = 502
+    code = "upstream_failed"
+
+
+class BackendUnavailable(ApiError):
+    """No backend can take the request."""
+
+    status = 503
+    code = "backend_unavailable"
+
+
+class StoreFailed(ApiError):
+    """Verdicts cannot be read right now."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class UpstreamTimeout(ApiError):
+    """The backend was silent for too long before its first byte."""
+
+    status = 504
+    code = "upstream_timeout"

@@ -1,0 +1,230 @@
+"""The operator's declarations: `countersign.yaml`, every key overridable by `COUNTERSIGN_…`.
+
+Pure: text and an environment mapping in, a `Settings` value out. An environment name joins the path of a
+key with double underscores: `COUNTERSIGN_AUDIT__RATE=0.1`, `COUNTERSIGN_BACKENDS__0__URL=…`; its value is
+read as YAML, so numbers, booleans and lists work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from policies.errors import SettingsError
+
+PREFIX = "COUNTERSIGN_"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClientKey(_Section):
+    """A client key, stored as the SHA-256 of its text (a random key needs no slow hash)."""
+
+    name: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    admin: bool = False
+
+
+class ReferenceSettings(_Section):
+    """The trusted engine that replays.
+
+    `vllm_engine` runs in the worker and needs `path`; `vllm_http` asks the server at `url`.
+    `engine` holds keyword arguments for vLLM's engine (`max_num_seqs`, `max_num_batched_tokens`, …).
+    """
+
+    kind: Literal["vllm_engine", "vllm_http"]
+    path: str | None = None
+    url: str | None = None
+    api_key: SecretStr | None = None
+    served_model: str | None = None
+    engine: dict[str, Any] = Field(default_factory=dict)
+    timeout: float = Field(60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_target(self) -> ReferenceSettings:
+        if self.kind == "vllm_engine" and not self.path:
+            raise ValueError("path is needed for kind vllm_engine")
+        if self.kind == "vllm_http" and not self.url:
+            raise ValueError("url is needed for kind vllm_http")
+        return self
+
+
+class ModelSettings(_Section):
+    """One model the proxy offers, as the operator declares it.
+
+    Attributes:
+        tokenizer: folder or file of the model's `tokenizer.json`; rebuilds token strings for clients that
+            ask for logprobs.
+        vocab_size: number of token ids the model can emit.
+        max_model_len: longest prompt plus answer, in tokens.
+        generation_config: the declared model's `generation_config.json`, whose defaults vLLM would apply.
+        eos_token_ids: tokens that end an answer.
+        layers, experts, experts_per_token, dense_layers: set for mixture-of-experts models.
+        profile: file with the calibrated null distributions.
+    """
+
+    tokenizer: str | None = None
+    vocab_size: int | None = Field(None, gt=0)
+    max_model_len: int | None = Field(None, gt=0)
+    generation_config: dict[str, Any] = Field(default_factory=dict)
+    eos_token_ids: tuple[int, ...] = ()
+    layers: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    dense_layers: tuple[int, ...] = ()
+    profile: str | None = None
+    reference: ReferenceSettings | None = None
+
+
+class BackendSettings(_Section):
+    """One untrusted server and what it is declared to run.
+
+    Attributes:
+        runtime: key of the sampling noise, such as `vllm-0.32-v2` (GPU) or `vllm-0.32-v1-cpu`; an unknown
+            one leaves selection inconclusive at T > 0.
+        precision: declared precision, such as `bf16`; part of the profile's key.
+        served_model: the model's name at the backend, when it differs.
+        routed_experts: what to do with streams on a mixture-of-experts backend, whose streams carry no
+            expert ids: `stream` relays them and leaves routing inconclusive, `buffer` asks upstream without
+            streaming and streams the finished answer to the client.
+        trusted: answers may be used for calibration.
+        max_concurrency: requests in flight at once; 0 is unlimited.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    model: str
+    served_model: str | None = None
+    api_key: SecretStr | None = None
+    runtime: str = ""
+    precision: str = ""
+    routed_experts: Literal["stream", "buffer"] = "stream"
+    trusted: bool = False
+    max_concurrency: int = Field(0, ge=0)
+
+
+class TimeoutSettings(_Section):
+    """Seconds. `first_byte` counts from the request going up, `idle` between two reads."""
+
+    connect: float = Field(5.0, gt=0)
+    first_byte: float = Field(300.0, gt=0)
+    idle: float = Field(120.0, gt=0)
+    total: float = Field(3600.0, gt=0)
+
+
+class VerificationSettings(_Section):
+    """How verdicts reach clients. `inline_wait` is in seconds, TTLs too."""
+
+    mode: Literal["async", "inline"] = "async"
+    on_reject: Literal["annotate", "block"] = "annotate"
+    inline_wait: float = Field(30.0, gt=0)
+    evidence_ttl: int = Field(3600, gt=0)
+    verdict_ttl: int = Field(7 * 86400, gt=0)
+    lost_after: int = Field(900, gt=0, description="seconds after which an intent without a verdict is lost")
+    max_backlog: int = Field(10_000, gt=0, description="queued generations beyond which new ones are shed")
+    job_timeout: int = Field(300, gt=0)
+
+
+class AuditSettings(_Section):
+    """Which generations are replayed. Without a secret a random one is kept in Redis."""
+
+    rate: float = Field(1.0, ge=0, le=1)
+    secret: SecretStr | None = None
+
+
+class WebhookSettings(_Section):
+    """Where verdicts are sent, and the secret that signs them (`whsec_` and base64)."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    secret: SecretStr
+    allow_private: bool = Field(False, description="allow private and loopback receivers")
+    retries: tuple[int, ...] = (5, 300, 1800, 7200)
+
+
+class Settings(_Section):
+    """Everything an operator can set."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8700, ge=0, lt=65536)
+    redis_url: str | None = None
+    embedded_dir: str | None = Field(None, description="folder of the embedded Valkey's socket and data")
+    keys: tuple[ClientKey, ...] = ()
+    models: dict[str, ModelSettings] = Field(default_factory=dict)
+    backends: tuple[BackendSettings, ...] = ()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    verification: VerificationSettings = VerificationSettings()
+    audit: AuditSettings = AuditSettings()
+    webhook: WebhookSettings | None = None
+    max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
+    max_line_bytes: int = Field(16 * 1024 * 1024, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        names = [backend.name for backend in self.backends]
+        if len(set(names)) != len(names):
+            raise ValueError("backends: two backends share one name")
+        for backend in self.backends:
+            if backend.model not in self.models:
+                raise ValueError(f"backends.{backend.name}.model: {backend.model!r} is not among models")
+        return self
+
+    def backend(self, name: str) -> BackendSettings:
+        """The backend of that name. Raises KeyError."""
+        for backend in self.backends:
+            if backend.name == name:
+                return backend
+        raise KeyError(name)
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of a client key, hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
+    """Settings from YAML text and overrides. Raises SettingsError, which names the key."""
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise SettingsError("countersign.yaml", f"not valid YAML ({error})") from error
+    if not isinstance(tree, dict):
+        raise SettingsError("countersign.yaml", "expected a mapping of settings")
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
+            _override(tree, name, environ[name])
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "countersign.yaml"
+        raise SettingsError(key, first["msg"]) from error
+
+
+def _override(tree: dict[str, Any], name: str, value: str) -> None:
+    path = name[len(PREFIX) :].lower().split("__")
+    node: Any = tree
+    for depth, part in enumerate(path):
+        key = _key_of(node, part, name)
+        if depth == len(path) - 1:
+            try:
+                node[key] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise SettingsError(name, f"not valid YAML ({error})") from error
+            return
+        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
+            node[key] = {}
+        node = node[key]
+
+
+def _key_of(node: Any, part: str, name: str) -> str | int:
+    if isinstance(node, list):
+        if not part.isdigit() or int(part) >= len(node):
+            raise SettingsError(name, f"{part!r} is not a position in a list of {len(node)}")
+        return int(part)
+    return next((key for key in node if str(key).lower() == part), part)

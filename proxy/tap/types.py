@@ -1,0 +1,68 @@
+"""What preparing a request remembers, and what a tap does. The seam between `relay` and `tap`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from policies.evidence import Endpoint, Evidence, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the client itself asked for, so that everything else can be hidden from it.
+
+    `logprobs` is None when the client wants none; otherwise the number of alternatives per token
+    (chat: `top_logprobs`, completions: `logprobs`), which may be 0.
+    """
+
+    stream: bool = False
+    logprobs: int | None = None
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    usage: bool = False
+    reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready to go up.
+
+    Attributes:
+        body: JSON for the backend; its `model` is the backend's name for the model.
+        upstream_stream: whether the backend is asked to stream (it is not when `buffer` re-streams).
+        sampling: parameters as sent, with the request's seed (the tap adds the choice's index).
+        prompts: number of prompts (completions may carry several), `n` choices each.
+    """
+
+    endpoint: Endpoint
+    body: bytes
+    asked: Asked
+    sampling: Sampling
+    upstream_stream: bool = False
+    prompts: int = 1
+    n: int = 1
+
+
+class Tap(Protocol):
+    """Reads one response along, hides what we added, and keeps the evidence.
+
+    Feed it the backend's body as it arrives and send on what it returns. A tap never raises on what a
+    backend sends: it passes through what it cannot read and remembers a fault.
+    """
+
+    done: bytes
+    """The terminal frame (`data: [DONE]`), held back so that a verdict can go before it; empty until seen."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes from the backend in, bytes for the client out (may be empty)."""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """The backend ended, cleanly or with a fault such as `upstream_closed`; what is left for the client.
+
+        In a stream that ended without its terminal frame this includes an OpenAI-shaped error frame and
+        never a `[DONE]`.
+        """
+
+    def evidence(self, **meta: Any) -> list[Evidence]:
+        """One Evidence per choice, for whatever arrived; `meta` fills in id, backend, model, timings, …"""
