@@ -228,3 +228,24 @@ def _key_of(node: Any, part: str, name: str) -> str | int:
             raise SettingsError(name, f"{part!r} is not a position in a list of {len(node)}")
         return int(part)
     return next((key for key in node if str(key).lower() == part), part)
+
+
+def store_url(settings: Settings, environ: Mapping[str, str]) -> str:
+    """URL of Redis: the operator's, or the Unix socket of the embedded Valkey on this machine.
+
+    Raises SettingsError when the socket's path is longer than a Unix socket allows (107 bytes).
+    """
+    if settings.redis_url:
+        return settings.redis_url
+    socket = f"{embedded_dir(settings, environ)}/valkey.sock"
+    if len(socket.encode()) > 107:
+        raise SettingsError("embedded_dir", f"a folder whose path is short enough for a Unix socket, not {socket!r}")
+    return f"unix://{socket}"
+
+
+def embedded_dir(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Folder of the embedded Valkey's socket and data."""
+    if settings.embedded_dir:
+        return settings.embedded_dir
+    state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '')}/.local/state"
+    return f"{state}/countersign"
