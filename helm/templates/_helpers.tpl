@@ -1,0 +1,172 @@
+{{- define "countersign.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "countersign.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
+{{- else if contains (include "countersign.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "countersign.name" .) | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Selector labels. Takes (dict "root" $ "component" "proxy"). */}}
+{{- define "countersign.selector" -}}
+app.kubernetes.io/name: {{ include "countersign.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "countersign.labels" -}}
+{{ include "countersign.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Image reference. Takes (dict "root" $ "image" .Values.image.proxy). */}}
+{{- define "countersign.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "countersign.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "countersign.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What every pod of the release shares. Service links would put COUNTERSIGN_PORT=tcp://… into the
+     environment of a release called countersign, and the program would read it as a setting. */}}
+{{- define "countersign.pod" -}}
+serviceAccountName: {{ include "countersign.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "countersign.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{/* Where a pod runs. Takes .Values.proxy or .Values.worker. */}}
+{{- define "countersign.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of a Countersign container: where its settings are, and its secrets by reference only.
+     Takes (dict "root" $ "part" .Values.proxy). */}}
+{{- define "countersign.env" -}}
+env:
+  - name: COUNTERSIGN_CONFIG
+    value: /etc/countersign/countersign.yaml
+  - name: HOME
+    value: /home/countersign
+  {{- if .root.Values.redis.existingSecret }}
+  - name: COUNTERSIGN_REDIS_URL
+    valueFrom:
+      secretKeyRef:
+        name: {{ .root.Values.redis.existingSecret }}
+        key: {{ .root.Values.redis.existingSecretKey }}
+  {{- end }}
+  {{- with .part.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if or .root.Values.existingSecret .part.existingSecret }}
+envFrom:
+  {{- with .root.Values.existingSecret }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
+  {{- with .part.existingSecret }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "countersign.mounts" -}}
+- name: config
+  mountPath: /etc/countersign
+  readOnly: true
+- name: scratch
+  mountPath: /tmp
+  subPath: tmp
+- name: scratch
+  mountPath: /home/countersign
+  subPath: home
+{{- if .Values.models.existingClaim }}
+- name: models
+  mountPath: {{ .Values.models.mountPath }}
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "countersign.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "countersign.fullname" . }}
+{{- if .Values.models.existingClaim }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ .Values.models.existingClaim }}
+    readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* Seconds a leaving proxy goes on listening, so that load balancers can forget it first. */}}
+{{- define "countersign.preStopSeconds" -}}
+{{- min 15 (int .Values.proxy.drainSeconds) -}}
+{{- end -}}
+
+{{/* Ready when rq has this pod's worker on its list, which it joins once the reference is loaded. */}}
+{{- define "countersign.workerProbe" -}}
+- python3
+- -c
+- |
+  import os, pathlib, socket, redis
+  from policies.settings import parse_settings, store_url
+  text = pathlib.Path(os.environ["COUNTERSIGN_CONFIG"]).read_text()
+  store = redis.Redis.from_url(store_url(parse_settings(text, os.environ), os.environ))
+  hosts = {store.hget(worker, "hostname") for worker in store.smembers("rq:workers")}
+  raise SystemExit(socket.gethostname().encode() not in hosts)
+{{- end -}}

@@ -1,0 +1,352 @@
+"""The chart, rendered and linted by Helm's own engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+from policies.settings import Settings, parse_settings
+from tests.helm import schema
+
+Values = dict[str, Any]
+
+MOE: Values = {
+    "models": {
+        "moe": {
+            "tokenizer": "/models/moe",
+            "vocab_size": 151936,
+            "max_model_len": 40960,
+            "profile": "/etc/countersign/moe.json",
+            "reference": {"kind": "vllm_engine", "path": "/models/moe", "engine": {"max_num_seqs": 64}},
+        }
+    },
+    "backends": [{"name": "cheap", "url": "https://gpu.example.com", "model": "moe", "routed_experts": "buffer"}],
+    "webhook": {"url": "https://hooks.example.com/countersign"},
+    "audit": {"rate": 0.05},
+    "verification": {"job_timeout": 120},
+    "max_body_bytes": 67108864,
+}
+
+VARIANTS: dict[str, Values] = {
+    "default": {},
+    "gpu": {
+        "settings": MOE,
+        "existingSecret": "shared",
+        "worker": {
+            "gpu": {"count": 2},
+            "runtimeClassName": "nvidia",
+            "nodeSelector": {"gpu": "h200"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "startupSeconds": 3600,
+        },
+        "models": {"existingClaim": "weights"},
+        "files": {"moe.json": '{"checks": {}}\n'},
+    },
+    "external-redis": {
+        "redis": {"existingSecret": "redis"},
+        "proxy": {"existingSecret": "for-proxy", "drainSeconds": 600},
+        "worker": {"existingSecret": "for-worker"},
+        "networkPolicy": {"enabled": True, "proxy": {"from": [{"podSelector": {}}]}},
+    },
+    "persistent": {
+        "redis": {"bundled": {"persistence": {"enabled": True, "size": "5Gi", "storageClass": "fast"}}},
+        "networkPolicy": {"enabled": True},
+        "imagePullSecrets": [{"name": "registry"}],
+        "image": {"proxy": {"digest": "sha256:" + "a" * 64}},
+        "commonLabels": {"team": "inference"},
+    },
+    "proxy-only": {
+        "worker": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "podDisruptionBudget": {"enabled": False},
+        "fullnameOverride": "gate",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def chart() -> Iterator[helm.Chart]:
+    with helm.Chart.load(schema.CHART) as loaded:
+        yield loaded
+
+
+class Release:
+    """What one set of values renders to."""
+
+    def __init__(self, chart: helm.Chart, values: Values, name: str = "countersign") -> None:
+        self.files = chart.render(values, name=name, namespace="prod")
+        self.notes = next(text for path, text in self.files.items() if path.endswith("NOTES.txt"))
+        documents = [yaml.safe_load_all(text) for path, text in self.files.items() if path.endswith(".yaml")]
+        self.objects: list[dict[str, Any]] = [item for stream in documents for item in stream if item]
+
+    def of(self, kind: str, suffix: str = "") -> dict[str, Any]:
+        """The one object of that kind whose name ends so."""
+        found = [item for item in self.objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+        assert len(found) == 1, (kind, suffix, [item["metadata"]["name"] for item in found])
+        return found[0]
+
+    def kinds(self, suffix: str) -> set[str]:
+        return {item["kind"] for item in self.objects if item["metadata"]["name"].endswith(suffix)}
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Pod specs by the object's name."""
+        pods = {}
+        for item in self.objects:
+            if item["kind"] == "Pod":
+                pods[item["metadata"]["name"]] = item["spec"]
+            elif "template" in item.get("spec", {}):
+                pods[item["metadata"]["name"]] = item["spec"]["template"]["spec"]
+        return pods
+
+    def settings(self, environ: dict[str, str] | None = None) -> Settings:
+        """What the program makes of the rendered countersign.yaml."""
+        config = next(item for item in self.objects if item["kind"] == "ConfigMap")
+        return parse_settings(config["data"]["countersign.yaml"], environ or {})
+
+
+@pytest.fixture(params=VARIANTS)
+def release(request: pytest.FixtureRequest, chart: helm.Chart) -> Release:
+    return Release(chart, VARIANTS[request.param])
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    only: dict[str, Any]
+    (only,) = pod["containers"]
+    return only
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_lint_is_clean(values: Values) -> None:
+    report = helm.lint(schema.CHART, values, strict=True, kube_version="v1.30.0")
+    assert report["errors"] == []
+    assert [found for found in report["messages"] if found["severity"] > 1] == []
+
+
+def test_schema_is_what_the_settings_say() -> None:
+    assert schema.SCHEMA.read_text(encoding="utf-8") == schema.text(), "run python -m tests.helm.schema"
+
+
+def test_every_pod_is_locked_down(release: Release) -> None:
+    for name, pod in release.pods().items():
+        assert pod["automountServiceAccountToken"] is False, name
+        # A service called countersign would otherwise set COUNTERSIGN_PORT=tcp://… in every pod.
+        assert pod["enableServiceLinks"] is False, name
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        context = container(pod)["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True, name
+        assert context["allowPrivilegeEscalation"] is False, name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+
+
+def test_selectors_match_their_own_pods_only(release: Release) -> None:
+    labels = {
+        item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"]
+        for item in release.objects
+        if "template" in item.get("spec", {})
+    }
+    for item in release.objects:
+        selector = item.get("spec", {}).get("selector") or item.get("spec", {}).get("podSelector")
+        if not selector:
+            continue
+        wanted = selector.get("matchLabels", selector)
+        hits = [name for name, own in labels.items() if wanted.items() <= own.items()]
+        assert len(hits) == 1, item["metadata"]["name"]
+
+
+def test_names_are_unique(release: Release) -> None:
+    names = [(item["kind"], item["metadata"]["name"]) for item in release.objects]
+    assert len(set(names)) == len(names)
+
+
+def test_proxy_is_probed_where_it_listens(chart: helm.Chart) -> None:
+    release = Release(chart, {"proxy": {"port": 9000, "service": {"port": 80}}})
+    proxy = container(release.pods()["countersign-proxy"])
+    assert proxy["command"] == ["countersign", "serve"]
+    assert proxy["ports"] == [{"name": "http", "containerPort": 9000}]
+    assert proxy["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert proxy["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert proxy["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    settings = release.settings()
+    assert (settings.host, settings.port) == ("0.0.0.0", 9000)
+    (port,) = release.of("Service", "countersign")["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (80, "http")
+    assert container(release.pods()["countersign-test-ready"])["command"][-1] == "http://countersign:80/readyz"
+
+
+@pytest.mark.parametrize(("drain", "stop"), [(600, 15), (10, 10), (0, 0)])
+def test_drain_comes_from_one_value(chart: helm.Chart, drain: int, stop: int) -> None:
+    pod = Release(chart, {"proxy": {"drainSeconds": drain}}).pods()["countersign-proxy"]
+    assert container(pod)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(stop)]
+    assert pod["terminationGracePeriodSeconds"] == stop + drain
+
+
+def test_worker_waits_for_weights_and_finishes_its_job(chart: helm.Chart) -> None:
+    release = Release(chart, VARIANTS["gpu"])
+    pod = release.pods()["countersign-worker"]
+    worker = container(pod)
+    assert worker["command"] == ["countersign", "worker"]
+    assert pod["terminationGracePeriodSeconds"] == 120 + 30
+    probe = worker["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
+    compile(probe["exec"]["command"][-1], "probe", "exec")
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["nodeSelector"] == {"gpu": "h200"}
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+    mounts = {mount["mountPath"]: mount for mount in worker["volumeMounts"]}
+    assert {"/dev/shm", "/models", "/etc/countersign", "/tmp"} <= mounts.keys()
+    assert {mount["name"] for mount in mounts.values()} == volumes.keys()
+    rolling = release.of("Deployment", "-worker")["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_worker_without_gpu_asks_for_none(chart: helm.Chart) -> None:
+    worker = container(Release(chart, {}).pods()["countersign-worker"])
+    assert "nvidia.com/gpu" not in json.dumps(worker)
+
+
+def test_settings_reach_the_program(chart: helm.Chart) -> None:
+    release = Release(chart, VARIANTS["gpu"])
+    secrets = {
+        "COUNTERSIGN_WEBHOOK__SECRET": "whsec_AAAA",
+        "COUNTERSIGN_BACKENDS__0__API_KEY": "upstream",
+        "COUNTERSIGN_KEYS": "[{name: app, sha256: " + "ab" * 32 + "}]",
+    }
+    settings = release.settings(secrets)
+    assert settings.models["moe"].vocab_size == 151936
+    assert settings.backends[0].routed_experts == "buffer"
+    assert settings.backends[0].api_key is not None
+    assert settings.max_body_bytes == 67108864
+    assert settings.keys[0].name == "app"
+    assert settings.redis_url == "redis://countersign-valkey:6379/0"
+    config = release.of("ConfigMap")
+    assert config["data"]["moe.json"] == '{"checks": {}}\n'
+
+
+def test_defaults_parse(chart: helm.Chart) -> None:
+    assert Release(chart, {}).settings().verification == parse_settings("", {}).verification
+
+
+def test_new_settings_restart_the_pods(chart: helm.Chart) -> None:
+    def sums(values: Values) -> set[str]:
+        objects = Release(chart, values).objects
+        pods = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
+        return {pod["metadata"]["annotations"]["checksum/config"] for pod in pods}
+
+    assert len(sums({})) == 1
+    assert sums({}) != sums({"settings": {"audit": {"rate": 0.5}}})
+    assert sums({}) == sums({"proxy": {"replicas": 5}})
+
+
+def test_secrets_come_by_reference_only(chart: helm.Chart) -> None:
+    release = Release(chart, VARIANTS["external-redis"] | {"existingSecret": "shared"})
+    for part in ("proxy", "worker"):
+        spec = container(release.pods()[f"countersign-{part}"])
+        assert spec["envFrom"] == [{"secretRef": {"name": "shared"}}, {"secretRef": {"name": f"for-{part}"}}]
+        env = {variable["name"]: variable for variable in spec["env"]}
+        reference = {"secretKeyRef": {"name": "redis", "key": "redis-url"}}
+        assert env["COUNTERSIGN_REDIS_URL"] == {"name": "COUNTERSIGN_REDIS_URL", "valueFrom": reference}
+        assert {name for name, variable in env.items() if "value" in variable} == {"COUNTERSIGN_CONFIG", "HOME"}
+    assert release.settings().redis_url is None
+    assert not [item for item in release.objects if item["kind"] == "Secret"]
+
+
+def test_bundled_valkey_goes_when_redis_is_given(chart: helm.Chart) -> None:
+    assert Release(chart, VARIANTS["external-redis"]).kinds("-valkey") == set()
+    bundled = Release(chart, {})
+    assert bundled.kinds("-valkey") == {"StatefulSet", "Service", "NetworkPolicy"}
+    args = container(bundled.pods()["countersign-valkey"])["args"]
+    assert args[args.index("--maxmemory-policy") + 1] == "noeviction"
+
+
+def test_persistent_valkey_writes_to_its_claim(chart: helm.Chart) -> None:
+    release = Release(chart, VARIANTS["persistent"])
+    (claim,) = release.of("StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+    pod = release.pods()["countersign-valkey"]
+    args = container(pod)["args"]
+    assert args[args.index("--appendonly") + 1] == "yes"
+    assert "volumes" not in pod
+
+
+def test_network_policies(chart: helm.Chart) -> None:
+    release = Release(chart, VARIANTS["external-redis"])
+    proxy = release.of("NetworkPolicy", "-proxy")["spec"]
+    assert proxy["ingress"] == [{"ports": [{"port": 8700}], "from": [{"podSelector": {}}]}]
+    assert proxy["egress"][-1]["to"][0]["ipBlock"]["except"] == ["169.254.0.0/16"]
+    worker = release.of("NetworkPolicy", "-worker")["spec"]
+    assert "ingress" not in worker
+    assert [sorted(port["port"] for port in rule["ports"]) for rule in worker["egress"]] == [[53, 53], [6379]]
+    valkey = Release(chart, {}).of("NetworkPolicy", "-valkey")["spec"]
+    sources = [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in valkey["ingress"][0]["from"]
+    ]
+    assert sources == ["proxy", "worker"]
+
+
+def test_images(chart: helm.Chart) -> None:
+    pods = Release(chart, VARIANTS["persistent"]).pods()
+    assert container(pods["countersign-proxy"])["image"] == "countersign/proxy@sha256:" + "a" * 64
+    assert container(pods["countersign-worker"])["image"] == "countersign/verifier:0.1.0"
+
+
+def test_notes_warn_of_what_is_missing(chart: helm.Chart) -> None:
+    bare = Release(chart, {}).notes
+    assert "COUNTERSIGN_KEYS" in bare
+    assert "trials" in bare
+    complete = Release(chart, VARIANTS["external-redis"] | {"settings": {"backends": MOE["backends"]}}).notes
+    assert "COUNTERSIGN_KEYS" not in complete
+    assert "trials" not in complete
+    assert "nobody" not in complete
+
+
+def test_long_release_names_fit(chart: helm.Chart) -> None:
+    for item in Release(chart, {}, name="a" * 53).objects:
+        assert len(item["metadata"]["name"]) <= 63
+
+
+SERVER = {"name": "a", "url": "https://gpu.example.com", "model": "m"}
+
+WRONG: list[tuple[Values, str]] = [
+    ({"proxi": {}}, "proxi"),
+    ({"proxy": {"replica": 2}}, "replica"),
+    ({"proxy": {"replicas": -1}}, "/proxy/replicas"),
+    ({"proxy": {"port": 80}}, "/proxy/port"),
+    ({"proxy": {"drainSeconds": "5m"}}, "/proxy/drainSeconds"),
+    ({"worker": {"gpu": {"count": "two"}}}, "/worker/gpu/count"),
+    ({"worker": {"gpus": 1}}, "gpus"),
+    ({"image": {"proxy": {"digest": "latest"}}}, "/image/proxy/digest"),
+    ({"redis": {"url": "redis://user:secret@host"}}, "url"),
+    ({"networkPolicy": {"enabled": "yes"}}, "/networkPolicy/enabled"),
+    ({"files": {"countersign.yaml": ""}}, "countersign.yaml"),
+    ({"settings": {"backendz": []}}, "backendz"),
+    ({"settings": {"audit": {"rate": 1.5}}}, "/settings/audit/rate"),
+    ({"settings": {"backends": [SERVER | {"url": "gpu.example.com"}]}}, "/settings/backends/0/url"),
+    ({"settings": {"backends": [{"name": "a"}]}}, "url"),
+    # Neither secrets nor what the chart sets belong in a ConfigMap.
+    ({"settings": {"backends": [SERVER | {"api_key": "k"}]}}, "api_key"),
+    ({"settings": {"audit": {"secret": "s"}}}, "secret"),
+    ({"settings": {"webhook": {"url": "https://x", "secret": "s"}}}, "secret"),
+    ({"settings": {"keys": []}}, "keys"),
+    ({"settings": {"redis_url": "redis://x"}}, "redis_url"),
+    ({"settings": {"port": 1}}, "port"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_AUDIT__SECRET", "value": "s"}]}}, "/proxy/env/0"),
+    ({"worker": {"env": [{"name": "HF_TOKEN", "value": "s"}]}}, "/worker/env/0"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_PORT", "value": "1"}]}}, "/proxy/env/0/name"),
+]
+
+
+@pytest.mark.parametrize(("values", "named"), WRONG, ids=[named for _, named in WRONG])
+def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, named: str) -> None:
+    with pytest.raises(helm.HelmValuesError, match=named):
+        chart.render(values, name="countersign")
