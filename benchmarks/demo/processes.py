@@ -1,0 +1,147 @@
+"""The demo's child processes: started with a log file each, watched, and all ended with the demo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from benchmarks.demo import watchdog
+from policies.errors import CountersignError
+
+
+class ChildError(CountersignError):
+    """A child process ended or never became ready; the message ends with its last lines."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Child:
+    """One child process, the leader of its own session."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def last_lines(self, count: int = 12) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()[-count:]
+        return "\n".join(f"  {line[:400]}" for line in lines)
+
+
+class Children:
+    """Starts processes and ends them all, with whatever they started, when the block is left.
+
+    A watchdog does the same if this process is killed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[Child] = []
+
+    def __enter__(self) -> Children:
+        command = [sys.executable, "-S", "-E", str(Path(watchdog.__file__))]
+        self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop(*self.running)
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.close()
+        self._watchdog.wait()
+
+    def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Child:
+        """Start one process; its output goes to `NAME.log` in the folder."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environ or {})},
+                start_new_session=True,
+            )
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.write(f"{process.pid}\n".encode())
+        self._watchdog.stdin.flush()
+        child = Child(name, process, log)
+        self.running.append(child)
+        return child
+
+    def stop(self, *children: Child) -> None:
+        """End these children and whatever they started."""
+        watchdog.end([child.process.pid for child in children])
+        for child in children:
+            child.process.wait()
+            self.running.remove(child)
+
+    def check(self) -> None:
+        """Raise ChildError when a child has ended by itself."""
+        for child in self.running:
+            code = child.process.poll()
+            if code is not None:
+                raise ChildError(
+                    f"{child.name} ended with exit code {code}; the end of {child.log}:\n{child.last_lines()}"
+                )
+
+    def wait(self, ready: Mapping[str, Callable[[], bool]], timeout: float, tick: Callable[[str], None]) -> None:
+        """Wait until every condition holds, calling `tick` with the names still missing about once a second.
+
+        Raises:
+            ChildError: a child ended, or `timeout` seconds passed.
+        """
+        missing = dict(ready)
+        deadline = time.monotonic() + timeout
+        while missing:
+            self.check()
+            missing = {name: condition for name, condition in missing.items() if not condition()}
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                logs = ", ".join(str(child.log) for child in self.running)
+                raise ChildError(f"{', '.join(missing)} not ready after {timeout:.0f} s; see {logs}")
+            tick(", ".join(missing))
+            time.sleep(0.5)
+
+
+def answers(url: str) -> Callable[[], bool]:
+    """A condition: GET `url` gives 200."""
+
+    def condition() -> bool:
+        try:
+            return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    return condition
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports nobody listens on right now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
+
+
+def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could not listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
