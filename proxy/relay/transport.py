@@ -1,0 +1,142 @@
+"""How a request reaches a backend: one method in, a response to read out. aiohttp is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from policies.errors import BackendUnavailable, UpstreamFailed
+from policies.settings import TimeoutSettings
+
+Headers = Sequence[tuple[bytes, bytes]]
+_STALE_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """A POST for a backend. `headers` are complete: the transport adds only `host` and `content-length`."""
+
+    url: str
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+class UpstreamResponse(Protocol):
+    """The backend's answer, of which status and headers are known."""
+
+    status: int
+    headers: Headers
+
+    async def read(self) -> bytes:
+        """Whatever has arrived, at least one byte; `b""` at the end. Raises UpstreamFailed when it broke off."""
+
+    def close(self) -> None:
+        """Done with it; a connection whose answer was not read to its end is closed."""
+
+
+class Transport(Protocol):
+    """Carries requests to backends. Cancelling a `send` closes its connection."""
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Raises BackendUnavailable when no connection came about, UpstreamFailed when it broke before the answer."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class AiohttpResponse:
+    """An aiohttp response with its body left as it came (not decompressed)."""
+
+    __slots__ = ("_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Headers = response.raw_headers
+
+    async def read(self) -> bytes:
+        """See UpstreamResponse."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            raise UpstreamFailed("the backend broke off its answer") from error
+
+    def close(self) -> None:
+        """See UpstreamResponse. aiohttp returns the connection to its pool by itself at the end of a body."""
+        self._response.close()
+
+
+class AiohttpTransport:
+    """Pooled connections without a limit of their own (backends have one), no cookies, no redirects.
+
+    A kept-alive connection that the backend closed just as we used it is replaced silently, as long as not
+    one byte of an answer came.
+    """
+
+    def __init__(self, timeouts: TimeoutSettings) -> None:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            trust_env=False,
+            trace_configs=[trace],
+        )
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """See Transport."""
+        for _ in range(_STALE_TRIES):
+            connection = SimpleNamespace(reused=False)
+            try:
+                return AiohttpResponse(await self._post(request, connection))
+            except aiohttp.ClientConnectorError as error:
+                raise BackendUnavailable("the backend cannot be reached") from error
+            except aiohttp.ServerTimeoutError as error:
+                raise BackendUnavailable("the backend cannot be reached in time") from error
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if not connection.reused:
+                    raise UpstreamFailed("the backend closed the connection before it answered") from error
+            except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+                raise UpstreamFailed("the backend's answer is not HTTP") from error
+        raise UpstreamFailed("the backend closed the connection before it answered")
+
+    async def close(self) -> None:
+        """See Transport."""
+        await self._session.close()
+
+    async def _post(self, request: UpstreamRequest, connection: SimpleNamespace) -> aiohttp.ClientResponse:
+        return await self._session.post(
+            URL(request.url, encoded=True),
+            data=request.body,
+            headers=request.headers,
+            allow_redirects=False,
+            trace_request_ctx=connection,
+        )
+
+
+async def _note_reuse(session: Any, context: Any, params: Any) -> None:
+    with contextlib.suppress(AttributeError):
+        context.trace_request_ctx.reused = True
+
+
+async def finish(response: UpstreamResponse, seconds: float) -> None:
+    """Read the little that may follow a terminal frame, so that the connection can be used again; then close."""
+    try:
+        async with asyncio.timeout(seconds):
+            while await response.read():
+                pass
+    except (TimeoutError, UpstreamFailed):
+        pass
+    finally:
+        response.close()
