@@ -1,0 +1,49 @@
+"""What of a client's request decides the prompt: the part a reference renders for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from policies.errors import ReplayError
+
+_SAMPLING = frozenset(
+    {
+        "stream", "stream_options", "n", "best_of", "use_beam_search", "seed", "temperature", "top_p", "top_k",
+        "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty", "logit_bias",
+        "allowed_token_ids", "bad_words", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+        "min_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids",
+        "return_token_ids", "return_tokens_as_token_ids", "echo", "user", "metadata", "store", "service_tier",
+        "request_id", "priority", "cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params",
+        "vllm_xargs", "include_reasoning", "parallel_tool_calls", "stream_interval",
+        "routed_experts_prompt_start", "thinking_token_budget",
+    }
+)  # fmt: skip
+"""Fields that shape sampling or the answer's form; some would make a reference refuse what it can render."""
+
+
+def prompt_fields(request: bytes, model: str) -> dict[str, Any]:
+    """The request without what only matters for sampling, addressed to the reference's own model name.
+
+    Raises:
+        ReplayError: `bad_request` when the recorded request is no JSON object.
+    """
+    try:
+        body = orjson.loads(request)
+    except orjson.JSONDecodeError as error:
+        raise ReplayError("bad_request", "the recorded request is not JSON") from error
+    if not isinstance(body, dict):
+        raise ReplayError("bad_request", "the recorded request is not an object")
+    kept = {key: value for key, value in body.items() if key not in _SAMPLING}
+    # A prompt that filled the backend's context must still fit beside one generated token here.
+    return kept | {"model": model, "max_tokens": 1}
+
+
+def prompt_index(request: bytes, choice: int) -> int:
+    """Which of a completions request's prompts a choice belongs to: vLLM numbers choices prompt by prompt."""
+    try:
+        n = orjson.loads(request).get("n")
+    except (orjson.JSONDecodeError, AttributeError):
+        n = None
+    return choice // n if isinstance(n, int) and n > 0 else choice
