@@ -1,0 +1,144 @@
+"""The Dockerfile, read without a container engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import countersign
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "Dockerfile"
+
+
+@dataclass
+class Stage:
+    """One build stage: its base and its instructions in order."""
+
+    base: str
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, word: str) -> list[str]:
+        return [rest for name, rest in self.lines if name == word]
+
+    def last(self, word: str) -> str:
+        return self.all(word)[-1]
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n", " ", text).splitlines()
+    parts = [line.strip().split(None, 1) for line in lines if line.strip()]
+    return [(name.upper(), rest) for name, rest in parts]
+
+
+def stages() -> dict[str, Stage]:
+    found: dict[str, Stage] = {}
+    for name, rest in instructions():
+        if name == "FROM":
+            base, _, label = rest.partition(" AS ")
+            found[label] = current = Stage(base)
+        elif found:
+            current.lines.append((name, rest))
+    return found
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+
+
+def test_targets_have_a_base_by_argument() -> None:
+    assert {"proxy", "verifier"} <= stages().keys()
+    given = dict(rest.split("=", 1) for name, rest in instructions() if name == "ARG")
+    assert stages()["proxy"].base == "${PYTHON_IMAGE}"
+    assert stages()["verifier"].base == "${VLLM_IMAGE}"
+    assert given["PYTHON_IMAGE"].startswith("python:3.")
+    assert "slim" in given["PYTHON_IMAGE"]
+    assert given["VLLM_IMAGE"].startswith("vllm/vllm-openai:v0.32")
+
+
+@pytest.mark.parametrize(("target", "command"), [("proxy", "serve"), ("verifier", "worker")])
+def test_targets_run_their_command_unprivileged(target: str, command: str) -> None:
+    stage = stages()[target]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.last("USER"))
+    assert stage.lines.index(("USER", stage.last("USER"))) > max(
+        stage.lines.index(("RUN", rest)) for rest in stage.all("RUN")
+    )
+    assert json.loads(stage.last("ENTRYPOINT")) == ["countersign"]
+    assert json.loads(stage.last("CMD")) == [command]
+    assert command in countersign.COMMANDS
+    assert "countersign" in project()["scripts"]
+
+
+def test_both_targets_run_as_the_user_the_chart_names() -> None:
+    chart = (ROOT / "helm/templates/_helpers.tpl").read_text()
+    for target in ("proxy", "verifier"):
+        user, group = stages()[target].last("USER").split(":")
+        assert f"runAsUser: {user}" in chart
+        assert f"runAsGroup: {group}" in chart
+
+
+def test_proxy_is_checked_where_it_listens() -> None:
+    stage = stages()["proxy"]
+    assert stage.last("EXPOSE") == "8700"
+    check = json.loads(stage.last("HEALTHCHECK").partition("CMD ")[2])
+    assert "http://127.0.0.1:8700/healthz" in check[-1]
+    compile(check[-1], "healthcheck", "exec")
+
+
+def test_installs_name_extras_that_exist() -> None:
+    extras = project()["optional-dependencies"]
+    asked = re.findall(r"\$\{wheel\}\[([\w,-]+)\]", DOCKERFILE.read_text())
+    assert asked == ["embedded", "vllm"]
+    assert {name for group in asked for name in group.split(",")} <= extras.keys()
+    assert not any(re.match(r"(vllm|torch)\b", line) for line in project()["dependencies"] + extras["embedded"])
+
+
+def test_no_secret_is_baked_in() -> None:
+    secret = re.compile(r"(api_?key|token|password|secret)", re.IGNORECASE)
+    for name, rest in instructions():
+        if name in {"ARG", "ENV", "LABEL"}:
+            assert not secret.search(rest), rest
+
+
+def test_only_named_paths_enter_the_build() -> None:
+    sources = [
+        part
+        for stage in stages().values()
+        for rest in stage.all("COPY")
+        if not rest.startswith("--from")
+        for part in rest.split()[:-1]
+    ]
+    assert not {".", "./", "*"} & set(sources)
+    assert not any("ADD" in dict(stage.lines) for stage in stages().values())
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert rules[0] == "*"
+    for source in sources:
+        probe = f"{source}/file.py" if (ROOT / source).is_dir() else source
+        assert any(rule[0] == "!" and fnmatch(probe, rule[1:].replace("**", "*")) for rule in rules), source
+
+
+def test_wheel_packages_are_copied() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = " ".join(stages()["wheel"].all("COPY")).split()
+    assert set(built["only-include"]) <= set(copied)
+    for name in ("pyproject.toml", project()["readme"], *project()["license-files"]):
+        assert name in copied
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    binary = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if binary is None:
+        pytest.skip("hadolint has no wheel for this platform")
+    report = subprocess.run([binary, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (report.returncode, report.stdout) == (0, "")
