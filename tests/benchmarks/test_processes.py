@@ -1,0 +1,143 @@
+"""Child processes: none survives its parent, however the parent goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.demo import processes, watchdog
+from benchmarks.demo.processes import ChildError, Children
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+# A child with a grandchild in another process group, as rq and vLLM have them, that ignores SIGTERM.
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import os, signal, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN);'\n"
+    "    'print(1, flush=True); time.sleep(600)'], process_group=0, stdout=subprocess.PIPE)\n"
+    "child.stdout.readline()\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(600)",
+]
+PARENT = """
+import sys, time
+from pathlib import Path
+from benchmarks.demo.processes import Children
+folder, command = Path(sys.argv[1]), sys.argv[2:]
+with Children(folder) as children:
+    child = children.start("stubborn", command)
+    print(child.process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def printed(log: Path, timeout: float = 20.0) -> str:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if log.exists() and (text := log.read_text()).strip():
+            return text
+        time.sleep(0.05)
+    raise AssertionError(f"nothing in {log}")
+
+
+def gone(pid: int, timeout: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while watchdog._alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog.end, "__defaults__", (0.5,))
+
+
+def test_leaving_the_block_ends_the_whole_tree(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        child = children.start("stubborn", STUBBORN)
+        grandchild = int(printed(child.log))
+        assert watchdog.tree(child.process.pid) == {child.process.pid, grandchild}
+    assert gone(child.process.pid)
+    assert gone(grandchild)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_survives_the_parent(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), *STUBBORN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    grandchild = int(printed(tmp_path / "stubborn.log"))
+    parent.send_signal(number)
+    parent.wait(30)
+    parent.stdout.close()
+    assert gone(child)
+    assert gone(grandchild)
+
+
+def test_a_child_that_ends_by_itself_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        children.start("short", [sys.executable, "-c", "print('the reason'); raise SystemExit(7)"])
+        with pytest.raises(ChildError, match=r"short ended with exit code 7(.|\n)*the reason"):
+            children.wait({"short": lambda: False}, 20, lambda missing: None)
+
+
+def test_not_ready_in_time(tmp_path: Path) -> None:
+    ticks: list[str] = []
+    with Children(tmp_path) as children:
+        children.start("sleeper", SLEEPER)
+        with pytest.raises(ChildError, match=r"b not ready after 1 s; see .*sleeper\.log"):
+            children.wait({"a": lambda: True, "b": lambda: False}, 0.6, ticks.append)
+    assert set(ticks) == {"b"}
+
+
+def test_stopping_one_leaves_the_others(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        first, second = children.start("first", SLEEPER), children.start("second", SLEEPER)
+        children.stop(first)
+        children.check()
+        assert first.process.poll() is not None
+        assert second.process.poll() is None
+
+
+def test_environment_is_added(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        child = children.start("env", [sys.executable, "-c", "import os; print(os.environ['MARK'])"], {"MARK": "here"})
+        child.process.wait(20)
+        assert child.log.read_text().strip() == "here"
+
+
+def test_ports() -> None:
+    ports = processes.free_ports(4)
+    assert len(set(ports)) == 4
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert processes.port_in_use(server.getsockname()[1])
+    assert not processes.port_in_use(ports[0])
+
+
+def test_answers() -> None:
+    assert not processes.answers(f"http://127.0.0.1:{processes.free_ports(1)[0]}/health")()
+
+
+def test_tree_without_children_is_the_process_alone() -> None:
+    process = subprocess.Popen(SLEEPER, start_new_session=True)
+    try:
+        assert watchdog.tree(process.pid) == {process.pid}
+    finally:
+        watchdog.end([process.pid])
+        process.wait()
+    assert os.WIFSIGNALED(process.returncode & 0x7F) or process.returncode < 0
