@@ -13,7 +13,7 @@ class Asked:
     """What the client itself asked for, so that everything else can be hidden from it.
 
     `logprobs` is None when the client wants none; otherwise the number of alternatives per token
-    (chat: `top_logprobs`, completions: `logprobs`), which may be 0.
+    (chat: `top_logprobs`, completions: `logprobs`), which may be 0, or −1 for the whole vocabulary.
     """
 
     stream: bool = False
@@ -33,6 +33,9 @@ class Prepared:
         upstream_stream: whether the backend is asked to stream (it is not when `buffer` re-streams).
         sampling: parameters as sent, with the request's seed (the tap adds the choice's index).
         prompts: number of prompts (completions may carry several), `n` choices each.
+        served_model: the backend's name for the model, as sent.
+        ids_as_tokens: the backend was asked to spell tokens as `token_id:N`. Not so when the client wants
+            logprobs and the model has no tokenizer to rebuild their strings: then no claim can be read.
     """
 
     endpoint: Endpoint
@@ -42,6 +45,8 @@ class Prepared:
     upstream_stream: bool = False
     prompts: int = 1
     n: int = 1
+    served_model: str = ""
+    ids_as_tokens: bool = True
 
 
 class Tap(Protocol):
@@ -54,6 +59,12 @@ class Tap(Protocol):
     done: bytes
     """The terminal frame (`data: [DONE]`), held back so that a verdict can go before it; empty until seen."""
 
+    failed: bool
+    """The tap has given up (`line_too_long`, `too_large`): stop reading the backend, then `close()`."""
+
+    content_type: str | None
+    """Content type for the client where it is not the backend's own (a re-streamed answer), else None."""
+
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out (may be empty)."""
 
@@ -61,7 +72,8 @@ class Tap(Protocol):
         """The backend ended, cleanly or with a fault such as `upstream_closed`; what is left for the client.
 
         In a stream that ended without its terminal frame this includes an OpenAI-shaped error frame and
-        never a `[DONE]`.
+        never a `[DONE]`. A stream that ended cleanly after every choice's finish reason but without
+        `[DONE]` is no error.
         """
 
     def evidence(self, **meta: Any) -> list[Evidence]:

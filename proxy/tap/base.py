@@ -1,0 +1,77 @@
+"""What every tap shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.errors import ApiError, UpstreamFailed, UpstreamTimeout
+from policies.evidence import Evidence
+from proxy.tap.collect import Collector
+from proxy.tap.rawjson import Object, raw, read_object, read_objects, write
+from proxy.tap.tokens import TokenStrings
+from proxy.tap.types import Prepared
+from proxy.tap.view import View, text_of
+
+DONE = b"data: [DONE]\n\n"
+
+
+class BaseTap:
+    """Collects evidence and rewrites objects for the client; how bytes become objects is the subclass's."""
+
+    done = b""
+    failed = False
+    content_type: str | None = None
+
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None) -> None:
+        self.collector = Collector(prepared)
+        self.view = View(prepared, model_name, strings)
+        self.prepared = prepared
+
+    def evidence(self, **meta: Any) -> list[Evidence]:
+        """One Evidence per choice, for whatever arrived; `meta` overrides fields."""
+        return self.collector.evidence(**meta)
+
+    def whole(self, top: Object) -> tuple[Object, bool] | None:
+        """A whole response for the client, and whether it changed; None when its choices are unreadable."""
+        choices = read_objects(top["choices"]) if "choices" in top else None
+        if choices is None:
+            return None
+        self.collector.response(top)
+        usage = read_object(top["usage"]) if "usage" in top else None
+        reasons = usage is not None and read_object(usage.get("completion_tokens_details", b"")) is not None
+        changed = False
+        for choice in choices:
+            self.collector.choice(choice, text_of(choice, "message"))
+            changed |= self.view.message(choice, reasons=reasons)
+        if changed:
+            top["choices"] = raw(choices)
+        changed |= self.view.response(top)
+        self.collector.terminal = True
+        return top, changed
+
+
+def error_frame(fault: str | None) -> bytes:
+    """An OpenAI-shaped error as the last frame of a stream."""
+    return b"data: " + error_body(fault) + b"\n\n"
+
+
+def error_body(fault: str | None) -> bytes:
+    """An OpenAI-shaped error: what went wrong with the backend."""
+    error: ApiError
+    if fault == "upstream_timeout":
+        error = UpstreamTimeout("The backend stopped answering.", code=fault)
+    elif fault in ("line_too_long", "too_large"):
+        error = UpstreamFailed("The backend's answer is too large.", code=fault)
+    else:
+        error = UpstreamFailed("The backend's answer ended early.", code=fault)
+    return write(error.body())
+
+
+def without_verdict(body: bytes) -> bytes:
+    """A body that is not an answer, without a top-level `countersign` field; untouched when it has none."""
+    if b"ountersign" not in body and b"\\u" not in body:
+        return body
+    top = read_object(body)
+    if top is None:
+        return b"" if b"countersign" in body else body
+    return body if top.pop("countersign", None) is None else write(top)

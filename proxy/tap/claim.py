@@ -1,0 +1,204 @@
+"""Claimed logprobs, as they arrive and as arrays.
+
+The backend was asked to spell tokens as `token_id:N`, so ids come from the strings. Rows are kept in flat
+arrays (12 bytes per entry) while the answer arrives and become matrices once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from policies.evidence import PAD_ID, Endpoint, Ids, Logprobs
+from proxy.tap.rawjson import UNREADABLE, read_value
+
+WIDTH = 21
+_ROOM = WIDTH + 1  # the sampled token comes twice: by itself and in the list
+_PREFIX = "token_id:"
+
+
+class _Top(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Entry(msgspec.Struct):
+    token: str
+    logprob: float
+    top_logprobs: list[_Top] = []
+
+
+class _ChatLogprobs(msgspec.Struct):
+    content: list[_Entry]
+
+
+class _CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+
+_chat = msgspec.json.Decoder(_ChatLogprobs)
+_completions = msgspec.json.Decoder(_CompletionLogprobs)
+
+Row = tuple[list[str], list[float]]
+"""Token strings and logprobs of one position: the sampled token, then the backend's list."""
+
+
+def token_ids(tokens: Sequence[str]) -> list[int]:
+    """The ids of `token_id:N` strings. Raises ValueError for any other string."""
+    parts = "".join(tokens).split(_PREFIX)
+    if len(parts) != len(tokens) + 1 or parts[0]:
+        raise ValueError("a token is not spelled token_id:N")
+    return [int(part) for part in parts[1:]]
+
+
+class Claim:
+    """The claim of one choice, one row per logprob entry."""
+
+    def __init__(self) -> None:
+        self.bad_logprobs = False
+        self.bad_ids = False
+        self.rows = 0
+        self.present = False
+        self._ids = array("i")
+        self._logprobs = array("f")
+        self._counts = array("i")
+
+    def add(self, endpoint: Endpoint, logprobs: Raw, expected: int | None) -> None:
+        """Takes a choice's `logprobs`; `expected` is the number of tokens it came with, when known."""
+        before = self.rows
+        self.present = True
+        for tokens, values in _rows(endpoint, logprobs):
+            self._row(tokens, values)
+        if expected is not None:
+            if self.rows - before != expected:
+                self.bad_logprobs = True
+            for _ in range(expected - (self.rows - before)):
+                self._pad()
+
+    def skip(self, count: int) -> None:
+        """Tokens that came without logprobs."""
+        for _ in range(count):
+            self._pad()
+
+    def arrays(self) -> tuple[Ids, Logprobs]:
+        """int32 and float32 (rows, 21), the sampled token first and not repeated."""
+        rows = self.rows
+        counts = np.frombuffer(self._counts, np.int32) if rows else np.zeros(0, np.int32)
+        ids = np.full((rows, _ROOM), PAD_ID, np.int32)
+        logprobs = np.full((rows, _ROOM), -np.inf, np.float32)
+        if len(self._ids):
+            at_row = np.repeat(np.arange(rows), counts)
+            starts = np.repeat(np.cumsum(counts) - counts, counts)
+            at_column = np.arange(len(self._ids)) - starts
+            ids[at_row, at_column] = np.frombuffer(self._ids, np.int32)
+            logprobs[at_row, at_column] = np.frombuffer(self._logprobs, np.float32)
+        return self._without_repeats(ids, logprobs)
+
+    def _without_repeats(self, ids: Ids, logprobs: Logprobs) -> tuple[Ids, Logprobs]:
+        repeated = np.zeros(ids.shape, bool)
+        repeated[:, 1:] = (ids[:, 1:] == ids[:, :1]) & (ids[:, 1:] != PAD_ID)
+        # Only the sampled token's own entry is a repeat; another one is the backend's doing and stays visible.
+        repeated[:, 1:] &= np.cumsum(repeated[:, 1:], axis=1) == 1
+        if bool((logprobs != logprobs[:, :1])[repeated].any()):
+            self.bad_logprobs = True
+        order = np.argsort(repeated, axis=1, kind="stable")
+        kept = np.take_along_axis(repeated, order, axis=1)
+        ids = np.where(kept, PAD_ID, np.take_along_axis(ids, order, axis=1))
+        logprobs = np.where(kept, -np.inf, np.take_along_axis(logprobs, order, axis=1))
+        return (
+            np.ascontiguousarray(ids[:, :WIDTH], np.int32),
+            np.ascontiguousarray(logprobs[:, :WIDTH], np.float32),
+        )
+
+    def _row(self, tokens: list[str], values: list[float]) -> None:
+        if not values:
+            self.bad_logprobs = True
+            self._pad()
+            return
+        try:
+            ids = array("i", token_ids(tokens[:_ROOM]))
+            if min(ids) < 0:
+                raise ValueError("negative id")
+        except (ValueError, OverflowError):
+            self.bad_ids = True
+            self._pad()
+            return
+        try:
+            logprobs = array("f", values[:_ROOM])
+        except OverflowError:
+            self.bad_logprobs = True
+            self._pad()
+            return
+        self._ids += ids
+        self._logprobs += logprobs
+        self._counts.append(len(ids))
+        self.rows += 1
+
+    def _pad(self) -> None:
+        self._counts.append(0)
+        self.rows += 1
+
+
+def _rows(endpoint: Endpoint, logprobs: Raw) -> list[Row]:
+    try:
+        if endpoint == "chat":
+            content = _chat.decode(logprobs).content
+            return [
+                (
+                    [entry.token, *[top.token for top in entry.top_logprobs]],
+                    [entry.logprob, *[top.logprob for top in entry.top_logprobs]],
+                )
+                for entry in content
+            ]
+        parsed = _completions.decode(logprobs)
+        if len(parsed.tokens) == len(parsed.token_logprobs) == len(parsed.top_logprobs):
+            return [
+                ([token, *top], [value, *top.values()])
+                for token, value, top in zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True)
+            ]
+    except UNREADABLE:
+        pass
+    return _salvaged(endpoint, read_value(logprobs))
+
+
+def _salvaged(endpoint: Endpoint, value: Any) -> list[Row]:
+    """The rows that can be read of logprobs that cannot be read as a whole; an unreadable row is empty."""
+    if not isinstance(value, dict):
+        return []
+    if endpoint == "chat":
+        content = value.get("content")
+        return [_chat_row(entry) for entry in content] if isinstance(content, list) else []
+    columns = [value.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")]
+    lists = [column if isinstance(column, list) else [] for column in columns]
+    return [_row_of([token, *top], [logprob, *top.values()]) for token, logprob, top in _zipped(*lists)]
+
+
+def _chat_row(entry: Any) -> Row:
+    if not isinstance(entry, dict):
+        return [], []
+    top = entry.get("top_logprobs")
+    entries = [entry, *(top if isinstance(top, list) else [])]
+    if not all(isinstance(item, dict) for item in entries):
+        return [], []
+    return _row_of([item.get("token") for item in entries], [item.get("logprob") for item in entries])
+
+
+def _zipped(tokens: list[Any], logprobs: list[Any], tops: list[Any]) -> list[tuple[Any, Any, dict[Any, Any]]]:
+    rows = zip(tokens, logprobs, tops, strict=False)
+    return [(token, logprob, top if isinstance(top, dict) else {}) for token, logprob, top in rows]
+
+
+def _row_of(tokens: list[Any], values: list[Any]) -> Row:
+    """A row whose every entry is usable, or an empty one."""
+    usable = all(isinstance(token, str) for token in tokens) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    )
+    return (tokens, [float(value) for value in values]) if usable else ([], [])

@@ -1,0 +1,273 @@
+"""Evidence of one response, gathered field by field as frames pass."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from policies.evidence import Evidence, Ids, Usage
+from proxy.tap.claim import Claim
+from proxy.tap.experts import decode_experts
+from proxy.tap.rawjson import UNREADABLE, Object, is_null
+from proxy.tap.types import Prepared
+
+MAX_TOKENS = 1 << 18
+"""Output tokens kept per response, over all its choices; beyond, the fault `too_large`."""
+MAX_PROMPT_TOKENS = 1 << 21
+MAX_TEXT = 16 * 1024 * 1024
+MAX_CHOICES = 4096
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+_ids = msgspec.json.Decoder(list[int])
+_string = msgspec.json.Decoder(str)
+_integer = msgspec.json.Decoder(int)
+_reason = msgspec.json.Decoder(int | str)
+_usage = msgspec.json.Decoder(_Usage)
+
+
+class ChoiceRecord:
+    """What arrived of one choice."""
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.claim = Claim()
+        self.text: list[str] = []
+        self.prompt_ids: Ids | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.experts: str | None = None
+        self.faults: dict[str, None] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether anything came that evidence should belong to."""
+        return bool(self.ids or self.text or self.finish_reason is not None or self.claim.rows)
+
+
+class Collector:
+    """Evidence of one response. Reads what the backend sends and never raises on it."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.choices: dict[int, ChoiceRecord] = {}
+        self.faults: dict[str, None] = {}
+        self.terminal = False
+        self.prompt_ids: Ids | None = None
+        self._usage: _Usage | None = None
+        self._tokens = 0
+        self._characters = 0
+        self._expected = min(prepared.prompts * prepared.n, MAX_CHOICES)
+
+    def fault(self, code: str) -> None:
+        """Remembers what the backend withheld or broke."""
+        self.faults[code] = None
+
+    def response(self, top: Object) -> None:
+        """Reads the fields of a whole response or of a stream's chunk."""
+        prompt = top.get("prompt_token_ids")
+        if self.prompt_ids is None and not is_null(prompt):
+            self.prompt_ids = self._read_prompt(prompt)
+        usage = top.get("usage")
+        if usage is not None and not is_null(usage):
+            try:
+                self._usage = _usage.decode(usage)
+            except UNREADABLE:
+                self._usage = None
+
+    def choice(self, fields: Object, text: str) -> ChoiceRecord | None:
+        """Reads one choice (or its delta); `text` is the content it carries."""
+        record = self._record(fields.get("index"))
+        if record is None:
+            return None
+        if text:
+            self._characters += len(text)
+            if self._characters > MAX_TEXT:
+                self.fault("too_large")
+            else:
+                record.text.append(text)
+        expected = self._read_ids(record, fields.get("token_ids"))
+        logprobs = fields.get("logprobs")
+        if self.prepared.ids_as_tokens:
+            if logprobs is not None and not is_null(logprobs):
+                if self._tokens <= MAX_TOKENS:
+                    record.claim.add(self.prepared.endpoint, logprobs, expected)
+            elif expected:
+                record.claim.skip(expected)
+        prompt = fields.get("prompt_token_ids")
+        if not is_null(prompt) and record.prompt_ids is None:
+            record.prompt_ids = self._read_prompt(prompt)
+        self._read_end(record, fields)
+        return record
+
+    def finished(self) -> bool:
+        """Whether every choice asked for has its finish reason."""
+        ended = sum(record.finish_reason is not None for record in self.choices.values())
+        return ended >= self._expected
+
+    def evidence(self, **meta: Any) -> list[Evidence]:
+        """One Evidence per choice that began; a cleanly ended response accounts for every choice asked for."""
+        clean = self.terminal and not ({"upstream_error", "invalid_json"} & self.faults.keys())
+        indices = set(range(self._expected)) if clean else {i for i, r in self.choices.items() if r.started}
+        usage = self._counted()
+        return [self._evidence(index, usage, meta) for index in sorted(indices or {0})]
+
+    def _evidence(self, index: int, usage: Usage | None, meta: dict[str, Any]) -> Evidence:
+        prepared = self.prepared
+        record = self.choices.get(index) or ChoiceRecord()
+        prompt_ids = self._prompt_of(index)
+        output_ids = np.array(record.ids, np.int32)
+        claim_ids, claim_logprobs = record.claim.arrays()
+        if not len(output_ids) and record.claim.rows:
+            output_ids = claim_ids[:, 0].copy()
+            record.faults["no_token_ids"] = None
+        faults = self._faults(record, output_ids, claim_ids, prompt_ids)
+        if not record.claim.present:
+            claim_ids, claim_logprobs = claim_ids[:0, :0], claim_logprobs[:0, :0]
+        experts = None
+        if record.experts is not None:
+            rows = None if prompt_ids is None or not len(output_ids) else len(prompt_ids) + len(output_ids) - 1
+            experts = decode_experts(record.experts, rows)
+            if experts is None:
+                faults["bad_routed_experts"] = None
+        sampling = prepared.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + index % prepared.n)
+        values: dict[str, Any] = {
+            "id": "",
+            "endpoint": prepared.endpoint,
+            "backend": "",
+            "model": prepared.served_model,
+            "sampling": sampling,
+            "index": index,
+            "stream": prepared.upstream_stream,
+            "request": prepared.body,
+            "prompt_ids": np.zeros(0, np.int32) if prompt_ids is None else prompt_ids,
+            "output_ids": output_ids,
+            "claim_ids": claim_ids,
+            "claim_logprobs": claim_logprobs,
+            "text": "".join(record.text),
+            "finish_reason": record.finish_reason,
+            "stop_reason": record.stop_reason,
+            "usage": usage,
+            "routed_experts": experts,
+            "faults": tuple(faults),
+            "complete": self.terminal and record.finish_reason is not None,
+        }
+        return Evidence(**(values | meta))
+
+    def _faults(self, record: ChoiceRecord, output_ids: Ids, claim_ids: Ids, prompt_ids: Ids | None) -> dict[str, None]:
+        faults = {**self.faults, **record.faults}
+        claim = record.claim
+        began = record.started or self.terminal
+        if began and not len(output_ids):
+            faults["no_token_ids"] = None
+        if began and prompt_ids is None:
+            faults["no_prompt_ids"] = None
+        if not self.prepared.ids_as_tokens:
+            faults["no_tokenizer"] = None
+        elif began and not claim.present:
+            faults["no_logprobs"] = None
+        elif claim.bad_logprobs or (claim.present and (len(claim_ids) != len(output_ids) or not claim_ids.size)):
+            faults["bad_logprobs"] = None
+        named = claim_ids[: len(output_ids), 0] if claim_ids.size else output_ids[:0]
+        if claim.bad_ids or bool(((named != output_ids[: len(named)]) & (named >= 0)).any()):
+            faults["bad_ids"] = None
+        elif bool((claim_ids[:, 0] < 0).any() if claim_ids.size else False) and claim.present:
+            faults["bad_logprobs"] = None
+        if self.faults.keys() & {"upstream_error"} and not record.started:
+            return dict.fromkeys(self.faults)
+        return faults
+
+    def _prompt_of(self, index: int) -> Ids | None:
+        """Prompt ids of a choice; in completions another choice of the same prompt may have brought them."""
+        if self.prompt_ids is not None:
+            return self.prompt_ids
+        first = index - index % self.prepared.n
+        for at in (index, *range(first, min(first + self.prepared.n, self._expected))):
+            record = self.choices.get(at)
+            if record is not None and record.prompt_ids is not None:
+                return record.prompt_ids
+        return None
+
+    def _counted(self) -> Usage | None:
+        if self._usage is None:
+            return None
+        prompts = [self._prompt_of(at * self.prepared.n) for at in range(min(self.prepared.prompts, MAX_CHOICES))]
+        return Usage(
+            prompt_tokens=self._usage.prompt_tokens,
+            completion_tokens=self._usage.completion_tokens,
+            counted_prompt_tokens=sum(len(ids) for ids in prompts if ids is not None),
+            counted_completion_tokens=self._tokens,
+        )
+
+    def _record(self, index: Raw | None) -> ChoiceRecord | None:
+        try:
+            at = _integer.decode(index) if index is not None else 0
+        except UNREADABLE:
+            at = -1
+        if not 0 <= at < self._expected:
+            self.fault("bad_ids")
+            return None
+        record = self.choices.get(at)
+        if record is None:
+            record = self.choices[at] = ChoiceRecord()
+        return record
+
+    def _read_ids(self, record: ChoiceRecord, value: Raw | None) -> int | None:
+        """Appends a choice's token ids; returns how many there were, None when they did not come."""
+        if value is None or is_null(value):
+            return None
+        try:
+            ids = array("i", _ids.decode(value))
+            if ids and min(ids) < 0:
+                raise ValueError("negative id")
+        except (*UNREADABLE, TypeError):
+            record.faults["bad_ids"] = None
+            return None
+        self._tokens += len(ids)
+        if self._tokens > MAX_TOKENS:
+            self.fault("too_large")
+            return None
+        record.ids += ids
+        return len(ids)
+
+    def _read_prompt(self, value: Raw | None) -> Ids | None:
+        if value is None:
+            return None
+        if len(bytes(value)) > 12 * MAX_PROMPT_TOKENS:
+            self.fault("too_large")
+            return None
+        try:
+            ids = np.array(_ids.decode(value), np.int64)
+        except (*UNREADABLE, TypeError):
+            self.fault("bad_ids")
+            return None
+        if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
+            self.fault("bad_ids")
+            return None
+        return ids.astype(np.int32)
+
+    def _read_end(self, record: ChoiceRecord, fields: Object) -> None:
+        for name in ("finish_reason", "stop_reason", "routed_experts"):
+            value = fields.get(name)
+            if value is None or is_null(value):
+                continue
+            try:
+                if name == "finish_reason":
+                    record.finish_reason = _string.decode(value)
+                elif name == "stop_reason":
+                    record.stop_reason = _reason.decode(value)
+                else:
+                    record.experts = _string.decode(value)
+            except UNREADABLE:
+                self.fault("bad_routed_experts" if name == "routed_experts" else "invalid_json")

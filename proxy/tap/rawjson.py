@@ -1,0 +1,81 @@
+"""JSON objects whose values stay the bytes they came as.
+
+Rewriting one field of an object must not re-spell the others, so objects are read one level deep into
+`dict[str, Raw]`, in the order of their keys, and written back with the untouched values byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+Object = dict[str, Raw]
+
+NULL = Raw(b"null")
+TRUE = Raw(b"true")
+FALSE = Raw(b"false")
+
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, OverflowError, MemoryError)
+"""Everything the two JSON readers raise on hostile text."""
+
+_object = msgspec.json.Decoder(Object)
+_objects = msgspec.json.Decoder(list[Object])
+_encode = msgspec.json.Encoder().encode
+
+
+def read_object(data: bytes | Raw) -> Object | None:
+    """The fields of a JSON object, or None when `data` is not one.
+
+    Python's JSON writer emits `NaN` and `Infinity`, which are not JSON; such an object is still read,
+    its values then being re-spelled.
+    """
+    try:
+        return _object.decode(data)
+    except UNREADABLE:
+        value = _lenient(data)
+        return _raw_fields(value) if isinstance(value, dict) else None
+
+
+def read_objects(data: bytes | Raw) -> list[Object] | None:
+    """The objects of a JSON array, or None when `data` is not an array of objects."""
+    try:
+        return _objects.decode(data)
+    except UNREADABLE:
+        values = _lenient(data)
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            return None
+        return [_raw_fields(value) for value in values]
+
+
+def read_value(data: bytes | Raw) -> Any:
+    """A JSON value as Python objects, `NaN` and `Infinity` included; None when unreadable."""
+    return _lenient(data)
+
+
+def write(value: Any) -> bytes:
+    """Compact JSON; Raw values are copied."""
+    return _encode(value)
+
+
+def raw(value: Any) -> Raw:
+    """A value spelled as JSON."""
+    return Raw(_encode(value))
+
+
+def is_null(value: Raw | None) -> bool:
+    """Absent or `null`."""
+    return value is None or bytes(value) == b"null"
+
+
+def _lenient(data: bytes | Raw) -> Any:
+    try:
+        return json.loads(bytes(data))
+    except UNREADABLE:
+        return None
+
+
+def _raw_fields(value: dict[str, Any]) -> Object:
+    return {key: Raw(json.dumps(item, separators=(",", ":")).encode()) for key, item in value.items()}

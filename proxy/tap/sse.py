@@ -1,0 +1,150 @@
+"""Server-sent events: bytes in, whole events out, each with the bytes it came as.
+
+Lines end in LF, CRLF or CR and nothing else (U+2028 and friends are text). Reads may cut anywhere, even
+between CR and LF. The cost is linear in the bytes, however small the reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+BOM = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One event, or a comment that stands alone, or blank lines.
+
+    Attributes:
+        lines: the raw lines, terminators included; together they are the event as it came.
+        data: payload of its data lines, joined by newlines; None when it has none.
+        glue: these bytes are the LF of a CRLF whose CR ended the previous event.
+    """
+
+    lines: list[bytes]
+    data: bytes | None
+    glue: bool = False
+
+
+class Splitter:
+    """Cuts a stream of bytes into events.
+
+    `overflow` turns true when a line, or an event, grows over `limit` bytes; nothing comes out after that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.overflow = False
+        self._limit = limit
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._lines: list[bytes] = []
+        self._data: list[bytes] = []
+        self._size = 0
+        self._at_start = True
+        self._cr_at_end = False
+
+    def push(self, data: bytes) -> Iterator[Event]:
+        """The events completed by `data`."""
+        if self.overflow or not data:
+            return
+        if self._cr_at_end:
+            self._cr_at_end = False
+            if data[:1] == b"\n":
+                data = data[1:]
+                if self._lines:
+                    self._lines[-1] += b"\n"
+                else:
+                    yield Event([b"\n"], None, glue=True)
+        buffer = self._buffer
+        buffer += data
+        start, search = 0, self._scanned
+        newline = buffer.find(b"\n", search)
+        while True:
+            stop = newline if newline >= 0 else len(buffer)
+            carriage = buffer.find(b"\r", search, stop)
+            if carriage >= 0:
+                end = carriage + 1
+                if end == newline:
+                    end += 1
+                elif end == len(buffer):
+                    self._cr_at_end = True
+            elif newline >= 0:
+                end = newline + 1
+            else:
+                break
+            if self._size + end - start > self._limit:
+                break
+            yield from self._line(bytes(buffer[start:end]))
+            start = search = end
+            if 0 <= newline < end:
+                newline = buffer.find(b"\n", end)
+        del buffer[:start]
+        self._scanned = len(buffer)
+        if self._size + len(buffer) > self._limit:
+            self.overflow = True
+            self._drop()
+
+    def rest(self) -> Event | None:
+        """The event a stream ended in without its blank line, if any; nothing comes out after that."""
+        if self._buffer:
+            list(self._line(bytes(self._buffer)))
+        event = self._flush() if self._lines else None
+        self._drop()
+        return event
+
+    def _line(self, line: bytes) -> Iterator[Event]:
+        text = line.rstrip(b"\r\n")
+        if self._at_start:
+            self._at_start = False
+            text = text.removeprefix(BOM)
+        if not text:
+            self._lines.append(line)
+            yield self._flush()
+            return
+        if text[:1] == b":" and not self._lines:
+            yield Event([line], None)
+            return
+        self._lines.append(line)
+        self._size += len(line)
+        payload = data_of(text)
+        if payload is not None:
+            self._data.append(payload)
+
+    def _flush(self) -> Event:
+        payload = (self._data[0] if len(self._data) == 1 else b"\n".join(self._data)) if self._data else None
+        event = Event(self._lines, payload)
+        self._lines, self._data, self._size = [], [], 0
+        return event
+
+    def _drop(self) -> None:
+        self._buffer.clear()
+        self._scanned = 0
+        self._lines, self._data, self._size = [], [], 0
+
+
+def data_of(text: bytes) -> bytes | None:
+    """Payload of a data line (without its terminator), or None for any other line."""
+    if text.startswith(b"data:"):
+        return text[6:] if text[5:6] == b" " else text[5:]
+    return b"" if text == b"data" else None
+
+
+def replace_data(lines: list[bytes], payload: bytes) -> bytes:
+    """The event with other data: its first data line carries `payload`, further data lines go."""
+    out: list[bytes] = []
+    written = False
+    for line in lines:
+        text = line.rstrip(b"\r\n")
+        bom = BOM if text.startswith(BOM) else b""
+        if data_of(text[len(bom) :]) is None:
+            out.append(line)
+        elif not written:
+            written = True
+            out.append(bom + b"data: " + payload + line[len(text) :])
+    return b"".join(out)
+
+
+def is_verdict_comment(line: bytes) -> bool:
+    """Whether a line is a comment that a client could take for our verdict."""
+    text = line.removeprefix(BOM)
+    return text[:1] == b":" and text[1:].lstrip().lower().startswith(b"countersign")

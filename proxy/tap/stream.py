@@ -1,0 +1,180 @@
+"""The tap of a stream: server-sent events in, the client's events out."""
+
+from __future__ import annotations
+
+from proxy.tap.base import BaseTap, error_frame
+from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
+from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
+from proxy.tap.tokens import TokenStrings
+from proxy.tap.types import Prepared
+from proxy.tap.view import text_of
+
+
+class StreamTap(BaseTap):
+    """Forwards every event at once, except where plain vLLM could only have written it later.
+
+    A terminal chunk carries `system_fingerprint` in plain vLLM, unless a usage chunk follows; then that one
+    does. Where the usage chunk is our doing, the terminal chunk of each choice waits for it, takes the
+    fingerprint over, and the usage chunk goes. Chunks of other choices do not wait.
+
+    A server started with `--enable-force-include-usage` shows itself by usage in chunks with choices; its
+    usage chunk is not our doing and stays.
+    """
+
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, max_line_bytes: int) -> None:
+        super().__init__(prepared, model_name, strings)
+        self._splitter = Splitter(max_line_bytes)
+        self._shows_usage = prepared.asked.usage
+        self._held: list[tuple[Event, Object]] = []
+        self._after: bytearray | None = None
+        self._dropped = False
+        self._errored = False
+        self._closed = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes from the backend in, bytes for the client out."""
+        if self.failed or self._closed:
+            return b""
+        out = [self._event(event) for event in self._splitter.push(data)]
+        if self._splitter.overflow:
+            out.append(self._fail("line_too_long"))
+        return b"".join(out)
+
+    def close(self, fault: str | None = None) -> bytes:
+        """The backend ended. An unfinished answer ends in an error frame, an unfinished event is lost."""
+        if self._closed:
+            return b""
+        self._closed = True
+        out = b""
+        if fault is None and not self.failed:
+            rest = self._splitter.rest()
+            if rest is not None:
+                out = _ended(self._event(rest))
+                self.done = _ended(self.done)
+        out += self._release(None)
+        if fault is not None:
+            self.collector.fault(fault)
+        if self.done or self.failed or self._errored:
+            return out
+        if fault is None and self.collector.finished():
+            self.collector.terminal = True
+            return out
+        fault = fault or "upstream_closed"
+        self.collector.fault(fault)
+        return out + error_frame(fault)
+
+    def _event(self, event: Event) -> bytes:
+        if event.glue:
+            return self._glue(event.lines[0])
+        self._dropped = False
+        lines = event.lines
+        if any(is_verdict_comment(line) for line in lines):
+            lines = [line for line in lines if not is_verdict_comment(line)]
+            event = Event(lines, event.data)
+            self._dropped = not lines or (event.data is None and not b"".join(lines).strip(b"\r\n"))
+            if self._dropped:
+                return b""
+        if event.data is None:
+            return b"".join(lines)
+        if self.done:
+            self._dropped = True
+            return b""
+        if event.data.strip() == b"[DONE]":
+            out = self._release(None)
+            self.done = b"".join(lines)
+            self.collector.terminal = True
+            return out
+        out = self._frame(event)
+        self._dropped = not out
+        return out
+
+    def _glue(self, line: bytes) -> bytes:
+        """The LF of a CRLF that a read cut in two goes where its event went."""
+        if self.done:
+            self.done += line if self.done.endswith(b"\r") else b""
+            return b""
+        if self._held and self._held[-1][0].lines[-1].endswith(b"\r") and self._dropped:
+            self._held[-1][0].lines[-1] += line
+            return b""
+        return b"" if self._dropped else line
+
+    def _frame(self, event: Event) -> bytes:
+        data = event.data or b""
+        top = read_object(data)
+        if top is None:
+            if data.strip():
+                self.collector.fault("invalid_json")
+            return b"" if b"countersign" in data else b"".join(event.lines)
+        if not is_null(top.get("error")):
+            self._errored = True
+            self.collector.fault("upstream_error")
+            released = self._release(None)
+            return released + (self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines))
+        choices = read_objects(top["choices"]) if "choices" in top else None
+        if choices is None:
+            self.collector.fault("invalid_json")
+            return self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines)
+        self.collector.response(top)
+        usage = not is_null(top.get("usage"))
+        if not choices and usage:
+            return self._usage_chunk(event, top)
+        self._shows_usage |= usage
+        return self._chunk(event, top, choices)
+
+    def _chunk(self, event: Event, top: Object, choices: list[Object]) -> bytes:
+        changed, ended = False, False
+        kept: list[Object] = []
+        for choice in choices:
+            self.collector.choice(choice, text_of(choice, "delta"))
+            verdict = self.view.delta(choice)
+            if verdict is None:
+                changed = True
+                continue
+            changed |= verdict
+            ended |= not is_null(choice.get("finish_reason"))
+            kept.append(choice)
+        if choices and not kept:
+            return b""
+        if changed:
+            top["choices"] = raw(kept)
+        changed |= self.view.response(top)
+        if ended and not self._shows_usage and is_null(top.get("system_fingerprint")):
+            self._held.append((event, top if changed else {}))
+            return b""
+        return self._rewritten(event, top) if changed else b"".join(event.lines)
+
+    def _usage_chunk(self, event: Event, top: Object) -> bytes:
+        out = self._release(top)
+        if not self._shows_usage:
+            return out
+        return out + (self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines))
+
+    def _release(self, usage_chunk: Object | None) -> bytes:
+        """The terminal chunks that waited, with the usage chunk's fingerprint."""
+        if not self._held:
+            return b""
+        fingerprint = None if usage_chunk is None else usage_chunk.get("system_fingerprint")
+        out = []
+        for event, changed in self._held:
+            top = changed or (read_object(event.data or b"") or {})
+            if fingerprint is not None and not is_null(fingerprint):
+                top["system_fingerprint"] = fingerprint
+                changed = top
+            out.append(self._rewritten(event, top) if changed else b"".join(event.lines))
+        self._held = []
+        return b"".join(out)
+
+    def _rewritten(self, event: Event, top: Object) -> bytes:
+        return replace_data(event.lines, write(top))
+
+    def _fail(self, fault: str) -> bytes:
+        self.failed = True
+        self.collector.fault(fault)
+        return self._release(None) + error_frame(fault)
+
+
+def _ended(data: bytes) -> bytes:
+    """Bytes of whole events: the last one gets the blank line it lacks."""
+    if not data or data.endswith((b"\n\n", b"\r\r", b"\n\r\n", b"\r\n\r\n")):
+        return data
+    return data + (b"\n" if data.endswith(b"\n") else b"\n\n")

@@ -1,0 +1,92 @@
+"""Taps of answers that are not streamed, and of whatever is not an answer."""
+
+from __future__ import annotations
+
+from proxy.tap.base import BaseTap, error_body, without_verdict
+from proxy.tap.rawjson import is_null, read_object, write
+from proxy.tap.tokens import TokenStrings
+from proxy.tap.types import Prepared
+
+
+class WholeTap(BaseTap):
+    """A JSON body: nothing goes to the client before all of it is here."""
+
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, max_bytes: int) -> None:
+        super().__init__(prepared, model_name, strings)
+        self._body = bytearray()
+        self._max_bytes = max_bytes
+        self._closed = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Keeps the bytes; returns nothing."""
+        if not self.failed and not self._closed:
+            self._body += data
+            if len(self._body) > self._max_bytes:
+                self.failed = True
+                self._body.clear()
+                self.collector.fault("too_large")
+        return b""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """The client's body. After a fault an OpenAI-shaped error, for half a JSON body helps nobody."""
+        if self._closed:
+            return b""
+        self._closed = True
+        body, self._body = bytes(self._body), bytearray()
+        if self.failed:
+            return self.ended("too_large")
+        if fault is not None:
+            self.collector.fault(fault)
+            return self.ended(fault)
+        return self.answer(body)
+
+    def ended(self, fault: str) -> bytes:
+        """What the client gets when the body did not arrive whole."""
+        return error_body(fault)
+
+    def answer(self, body: bytes) -> bytes:
+        """The client's view of a body that arrived whole."""
+        top = read_object(body)
+        if top is None:
+            self.collector.fault("invalid_json")
+            return without_verdict(body)
+        if not is_null(top.get("error")) and is_null(top.get("choices")):
+            self.collector.fault("upstream_error")
+            return without_verdict(body)
+        result = self.whole(top)
+        if result is None:
+            self.collector.fault("invalid_json")
+            return without_verdict(body)
+        shown, changed = result
+        return write(shown) if changed else body
+
+
+class PassTap(BaseTap):
+    """An answer that carries no generation: an error status, or no event stream where one was asked for.
+
+    It passes as it is. JSON is held until it is whole (up to `max_bytes`) so that nothing in it can pose as a
+    verdict.
+    """
+
+    def __init__(self, prepared: Prepared, *, json: bool, max_bytes: int) -> None:
+        super().__init__(prepared, "", None)
+        self._body: bytearray | None = bytearray() if json else None
+        self._max_bytes = max_bytes
+        self.collector.fault("upstream_error")
+
+    def feed(self, data: bytes) -> bytes:
+        """Passes bytes on, or keeps them while they may be JSON."""
+        if self._body is None:
+            return data
+        self._body += data
+        if len(self._body) > self._max_bytes:
+            body, self._body = bytes(self._body), None
+            return body
+        return b""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """What was kept."""
+        if fault is not None:
+            self.collector.fault(fault)
+        body, self._body = self._body, None
+        return without_verdict(bytes(body)) if body else b""
