@@ -118,7 +118,9 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        raise SettingsError("embedded_dir", f"a folder that can be made, not {str(folder)!r} ({error.strerror})") from error
+        raise SettingsError(
+            "embedded_dir", f"a folder that can be made, not {str(folder)!r} ({error.strerror})"
+        ) from error
     if status.st_uid != os.getuid():
         raise SettingsError("embedded_dir", f"a folder of this user, not {str(folder)!r}")
     if stat.S_IMODE(status.st_mode) & 0o077:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -65,8 +65,10 @@ async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it when the client leaves first.
+async def unless_client_leaves(
+    receive: Receive, work: Coroutine[Any, Any, None], delivered: Callable[[], bool]
+) -> None:
+    """Run `work`; cancel it when the client leaves before everything was `delivered`.
 
     One watcher covers every phase: waiting for the backend's headers, streaming, a blocked write, an inline
     wait. `work` cleans up without awaiting, so the backend's connection is closed at once.
@@ -75,10 +77,11 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]
     watching = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and delivered():
+            await asyncio.wait((working,))
     finally:
         watching.cancel()
-        if not working.done():
-            working.cancel()
+        working.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await working
 

@@ -16,6 +16,9 @@ REQUEST_ID = b"x-request-id"
 
 # A backend is told nothing about a client that it does not need, so going up is by permission only.
 _UP = (b"traceparent", b"tracestate")
+_NAME = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_MOST = 100
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 # Hop-by-hop headers, what only the proxy itself can say, and what could lead a client past the proxy.
@@ -78,14 +81,20 @@ def upstream_headers(headers: Mapping[bytes, bytes], api_key: SecretStr | None, 
 
 
 def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A backend's response headers that a client may see, names in lower case."""
+    """A backend's response headers that a client may see, names in lower case; malformed ones are left out."""
     lowered = [(name.lower(), value) for name, value in raw]
     named = {
         token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")
     } | _NEVER_DOWN
-    return [
-        (name, value) for name, value in lowered if name not in named and not name.startswith(_NEVER_DOWN_PREFIXES)
+    kept = [
+        (name, value)
+        for name, value in lowered
+        if name not in named
+        and not name.startswith(_NEVER_DOWN_PREFIXES)
+        and _NAME.fullmatch(name)
+        and _VALUE.fullmatch(value)
     ]
+    return kept[:_MOST]
 
 
 def first(raw: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

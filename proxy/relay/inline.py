@@ -7,25 +7,25 @@ from typing import Any
 
 import orjson
 
+dumps = orjson.dumps
+
 
 def add_verdict(body: bytes, verification: dict[str, Any]) -> bytes | None:
     """The JSON object `body` with `countersign` as its last field, all other bytes as they were.
 
     None when `body` is not a JSON object. NaN and Infinity are let through, as Python's own parser does.
     """
-    end = body.rstrip(b" \t\r\n")
-    start = body.lstrip(b" \t\r\n")
-    if not (start.startswith(b"{") and end.endswith(b"}")):
-        return None
     try:
-        json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    head = end[:-1]
-    comma = b"" if head.rstrip(b" \t\r\n").endswith(b"{") and not json.loads(body) else b","
-    return b"".join([head, comma, b'"countersign":', orjson.dumps(verification), body[len(head) :]])
+    if not isinstance(fields, dict):
+        return None
+    end = body.rindex(b"}")
+    comma = b"," if fields else b""
+    return b"".join([body[:end], comma, b'"countersign":', dumps(verification), body[end:]])
 
 
 def comment(verification: dict[str, Any]) -> bytes:
     """The verdict as a server-sent-events comment, which clients skip."""
-    return b": countersign " + orjson.dumps(verification) + b"\n\n"
+    return b": countersign " + dumps(verification) + b"\n\n"

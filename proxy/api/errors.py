@@ -1,0 +1,60 @@
+"""Every error as OpenAI-shaped JSON, also those that the framework raises itself."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from policies.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, StoreFailed, StoreUnavailable
+
+
+class Unprocessable(InvalidRequest):
+    """A parameter has a wrong value."""
+
+    status = 422
+
+
+def install(app: FastAPI) -> None:
+    """Answer with the tree of policies.errors, whatever was raised."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(StoreUnavailable, _store_unavailable)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _respond(error: ApiError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(error.body(), status or error.status, headers)
+
+
+def _api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return _respond(error)
+
+
+def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
+    return _respond(StoreFailed("verdicts cannot be read right now; try again soon"), headers={"retry-after": "1"})
+
+
+def _validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1]) if first["loc"] else None
+    return _respond(Unprocessable(f"{name}: {first['msg']}", param=name))
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    if error.status_code == 404:
+        return _respond(NotFound("there is nothing at this path", code="unknown_path"))
+    if error.status_code == 405:
+        return _respond(MethodNotAllowed("this path does not take this method"), headers=headers)
+    wrapped = InvalidRequest(str(error.detail)) if error.status_code < 500 else ApiError(str(error.detail))
+    return _respond(wrapped, error.status_code, headers)
+
+
+def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    return _respond(ApiError("the proxy failed to serve this request", code="internal_error"))

@@ -1,0 +1,107 @@
+"""The proxy's own endpoints: models, verifications, health and metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from policies.errors import NotFound
+from proxy.api.auth import Client
+from proxy.metrics import CONTENT_TYPE
+from proxy.services import Services, header_map
+from proxy.verification import pending, public
+
+LONGEST_WAIT = 120.0
+"""Seconds a client may wait for a verdict in one call."""
+
+router = APIRouter()
+_STARTED = int(time.time())
+
+
+def services_of(request: Request) -> Services:
+    """The running proxy's parts."""
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def client_of(request: Request, services: Annotated[Services, Depends(services_of)]) -> Client:
+    """Who is asking. Raises AuthenticationFailed."""
+    return services.keys.client(header_map(request.scope["headers"]), request.scope["client"])
+
+
+TheServices = Annotated[Services, Depends(services_of)]
+TheClient = Annotated[Client, Depends(client_of)]
+
+
+@router.get("/v1/models")
+async def models(services: TheServices, client: TheClient) -> dict[str, Any]:
+    """Models that have a backend."""
+    return {"object": "list", "data": [_model(services, name) for name in services.backends.served_models()]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, services: TheServices, client: TheClient) -> dict[str, Any]:
+    """One model."""
+    if name not in services.backends.served_models():
+        raise NotFound(f"the model {name[:200]!r} does not exist", param="model", code="model_not_found")
+    return _model(services, name)
+
+
+@router.get("/v1/verifications/{id}")
+async def verification(
+    id: str,
+    services: TheServices,
+    client: TheClient,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, allow_inf_nan=False)] = 0.0,
+) -> dict[str, Any]:
+    """The verification of one response, for the key that made the request and nobody else.
+
+    `wait` is how many seconds to wait for the verdict; without one by then the status is `pending`.
+    """
+    found = await services.store.verification(id)
+    intent = None if found else await services.store.intent(id)
+    owned = found or intent
+    if owned is None:
+        found = owned = await services.store.verification(id)  # decided between the two looks
+    if owned is None or owned.get("owner") != client.owner:
+        raise NotFound("there is no such verification")
+    if found is None and wait > 0:
+        found = await services.store.wait(id, wait, through_drain=False)
+    return public(found if found is not None else pending(owned))
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(services: TheServices, response: Response) -> dict[str, Any]:
+    """Whether requests can be served: a backend is configured and the process is not on its way out.
+
+    Without Redis requests are served too, unverified; the body says so.
+    """
+    ready = bool(services.backends.all) and not services.drain.draining
+    response.status_code = 200 if ready else 503
+    return {
+        "status": "ready" if ready else "draining" if services.drain.draining else "no backend",
+        "redis": "down" if services.outage.down else "up",
+        "backends": len(services.backends.all),
+    }
+
+
+@router.get("/metrics")
+async def metrics(services: TheServices) -> Response:
+    """Prometheus text."""
+    return Response(services.metrics.page(), media_type=CONTENT_TYPE)
+
+
+def _model(services: Services, name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": "countersign"}
+    if (longest := services.settings.models[name].max_model_len) is not None:
+        entry["max_model_len"] = longest
+    return entry

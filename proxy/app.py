@@ -1,0 +1,43 @@
+"""The ASGI application: the relayed endpoints, our own, and one shape for every error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from policies.settings import Settings
+from proxy.api import errors, routes
+from proxy.relay.endpoint import RelayEndpoint
+from proxy.relay.exchange import PATHS
+from proxy.services import Drain, Services, load_tokenizers
+
+
+def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -> FastAPI:
+    """The proxy as an ASGI application; its services live as long as its lifespan. Raises SettingsError."""
+    tokenizers = load_tokenizers(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services = await Services.start(settings, redis_url, tokenizers, drain or Drain())
+        app.state.services = services
+        try:
+            yield
+        finally:
+            await services.stop()
+
+    app = FastAPI(
+        title="Countersign",
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+        routes=[
+            Route(PATHS["chat"], RelayEndpoint("chat"), methods=["POST"]),
+            Route(PATHS["completions"], RelayEndpoint("completions"), methods=["POST"]),
+        ],
+    )
+    app.include_router(routes.router)
+    errors.install(app)
+    return app

@@ -1,0 +1,214 @@
+"""Evidence on its way to the workers: off the event loop, bounded, and never silently lost."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry as RedisRetry
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from policies import codec
+from policies.evidence import Evidence
+from policies.settings import Settings
+from proxy.metrics import Metrics
+from proxy.outage import Outage
+from proxy.verification import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation, unverified
+from verifier_pool.queue import (
+    OPEN,
+    STORE_VERDICT,
+    VERIFY_JOB,
+    VERIFY_QUEUE,
+    evidence_key,
+    store_verdict_args,
+    store_verdict_keys,
+    verify_options,
+)
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 2.0
+_PROBE = 0.25
+_MOST_LOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A response that is over; `evidence` turns what the tap saw into values, `size` is what it read (bytes)."""
+
+    generation: Generation
+    evidence: Callable[[], Sequence[Evidence]]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unchecked:
+    generation: Generation
+    reason: str
+
+
+class Recorder:
+    """One thread that packs evidence, stores it and queues its job.
+
+    Bounded twice: `max_items` responses and `max_bytes` of what their taps hold. What does not fit, or what
+    the workers are too far behind for, gets the verdict `unverified: backlog`. While Redis is down the
+    generations themselves are forgotten, their ids are kept (up to 100,000) and become `unverified:
+    store_unavailable` when it is back.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        outage: Outage,
+        metrics: Metrics,
+        *,
+        max_items: int = 4096,
+        max_bytes: int = 512 * 1024 * 1024,
+    ) -> None:
+        # The time-out is longer than the loop's: here nobody waits, and evidence may be megabytes.
+        self._redis = Redis.from_url(
+            url, socket_timeout=_PATIENCE, socket_connect_timeout=_PATIENCE, retry=RedisRetry(NoBackoff(), 0)
+        )
+        self._jobs = Queue(VERIFY_QUEUE, connection=self._redis, serializer=JSONSerializer)
+        self._store_verdict = self._redis.register_script(STORE_VERDICT)
+        self._settings = settings
+        self._outage = outage
+        self._metrics = metrics
+        self._todo: queue.SimpleQueue[_Finished | _Unchecked | None] = queue.SimpleQueue()
+        self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
+        self._probe = Redis.from_url(
+            url, socket_timeout=_PROBE, socket_connect_timeout=_PROBE, retry=RedisRetry(NoBackoff(), 0)
+        )
+        self._next_probe = 0.0
+        self._max_items, self._max_bytes = max_items, max_bytes
+        self._items = self._bytes = 0
+        self._counting = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Finish what is queued, as far as Redis lets us, and end the thread."""
+        self._todo.put(None)
+        self._thread.join(timeout)
+        if self._lost:
+            logger.error("generations without a record at the end", extra={"count": len(self._lost)})
+        self._redis.close()
+        self._probe.close()
+
+    def finished(self, generation: Generation, evidence: Callable[[], Sequence[Evidence]], size: int) -> None:
+        """Record a response; returns at once. `evidence` is called on the recorder's thread."""
+        if not generation.recorded:
+            self.unchecked(generation, STORE_UNAVAILABLE)
+            return
+        with self._counting:
+            fits = self._items < self._max_items and self._bytes + size <= self._max_bytes
+            if fits:
+                self._items += 1
+                self._bytes += size
+        if fits:
+            self._todo.put(_Finished(generation, evidence, size))
+        else:
+            self.unchecked(generation, BACKLOG)
+
+    def unchecked(self, generation: Generation, reason: str) -> None:
+        """Give a generation the verdict `unverified`; returns at once."""
+        self._metrics.unrecorded.add(1, {"reason": reason})
+        self._todo.put(_Unchecked(generation, reason))
+
+    def _run(self) -> None:
+        while True:
+            item: _Finished | _Unchecked | None
+            try:
+                item = self._todo.get(timeout=_PROBE)
+            except queue.Empty:
+                self._recover()
+                continue
+            if item is None:
+                self._recover(now=True)
+                return
+            self._recover()
+            self._do(item)
+
+    def _do(self, item: _Finished | _Unchecked) -> None:
+        generation = item.generation
+        if isinstance(item, _Finished):
+            with self._counting:
+                self._items -= 1
+                self._bytes -= item.size
+        if self._outage.down:
+            self._lose(item)
+            return
+        try:
+            if isinstance(item, _Unchecked):
+                self._decide(generation, item.reason)
+            else:
+                self._record(generation, item.evidence)
+        except (RedisError, OSError) as error:
+            self._outage.failed(error)
+            self._lose(item)
+        except Exception:
+            # A record that cannot be made is our own fault and must not take the thread with it.
+            logger.exception("evidence could not be recorded", extra={"id": generation.id})
+            if isinstance(item, _Finished):
+                self.unchecked(generation, INTERNAL_ERROR)
+
+    def _record(self, generation: Generation, evidence: Callable[[], Sequence[Evidence]]) -> None:
+        choices = evidence()
+        if not choices:
+            self._decide(generation, NO_ANSWER)
+            return
+        packed = codec.pack(choices)
+        rules = self._settings.verification
+        if self._jobs.count >= rules.max_backlog:
+            self._metrics.unrecorded.add(1, {"reason": BACKLOG})
+            self._decide(generation, BACKLOG)
+            return
+        pipeline = self._redis.pipeline()
+        pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
+        pipeline.zadd(OPEN, {generation.id: time.time() + rules.lost_after})
+        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **verify_options(generation.id, rules))
+        pipeline.execute()
+
+    def _decide(self, generation: Generation, reason: str) -> None:
+        """Write `unverified` unless somebody decided already."""
+        document = unverified(generation.intent(), reason)
+        at = document["decided"] if self._settings.webhook is not None else None
+        ttl = self._settings.verification.verdict_ttl
+        self._store_verdict(
+            keys=store_verdict_keys(generation.id),
+            args=store_verdict_args(generation.id, orjson.dumps(document), ttl, at),
+        )
+
+    def _lose(self, item: _Finished | _Unchecked) -> None:
+        if isinstance(item, _Finished):
+            self._metrics.unrecorded.add(1, {"reason": STORE_UNAVAILABLE})
+            item = _Unchecked(item.generation, STORE_UNAVAILABLE)
+        self._lost.append(item)
+
+    def _recover(self, *, now: bool = False) -> None:
+        """Ask, not too often, whether Redis is back, and if so tell of everything it missed."""
+        if not (self._outage.down or self._lost) or (time.monotonic() < self._next_probe and not now):
+            return
+        self._next_probe = time.monotonic() + _PROBE
+        try:
+            self._probe.ping()
+            self._outage.recovered()
+            while self._lost:
+                self._decide(self._lost[0].generation, self._lost[0].reason)
+                self._lost.popleft()
+        except (RedisError, OSError) as error:
+            self._outage.failed(error)

@@ -1,0 +1,86 @@
+"""What one response leaves behind: an intent before, evidence or a reason after. Settled exactly once."""
+
+from __future__ import annotations
+
+from policies.errors import StoreUnavailable
+from policies.settings import BackendSettings
+from proxy.relay.clock import Clock
+from proxy.services import Services
+from proxy.tap.types import Prepared, Tap
+from proxy.verification import STORE_UNAVAILABLE, Generation
+
+
+class Record:
+    """The record of one response, from its intent to its evidence.
+
+    `tap` is set once a backend answers; `received` counts the bytes it was fed, which bounds what it holds.
+    """
+
+    def __init__(self, services: Services, generation: Generation, clock: Clock) -> None:
+        self.generation = generation
+        self.opened = False
+        self.received = 0
+        self._services = services
+        self._clock = clock
+        self._backend: BackendSettings | None = None
+        self._prepared: Prepared | None = None
+        self._tap: Tap | None = None
+        self._settled = False
+
+    async def open(self, backend: BackendSettings, prepared: Prepared) -> None:
+        """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
+        self._backend, self._prepared = backend, prepared
+        self.generation.backend = backend.name
+        self.generation.stream = prepared.asked.stream
+        self.opened = True
+        try:
+            await self._services.store.open(self.generation)
+        except StoreUnavailable:
+            self.generation.recorded = False
+
+    def listen(self, tap: Tap) -> None:
+        """From here on this tap knows what was delivered."""
+        self._tap = tap
+
+    def leave(self, fault: str) -> None:
+        """The client is gone: what it got is recorded as incomplete."""
+        if self._settled:
+            return
+        if self._tap is None:
+            self.unchecked(fault)
+        else:
+            self._tap.close(fault)
+            self.evidence()
+
+    def evidence(self) -> None:
+        """The response is over and its tap closed: hand the evidence to the recorder."""
+        tap = self._tap
+        if self._settled or tap is None:
+            return
+        self._settled = True
+        meta = self._meta()
+        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), self.received)
+
+    def unchecked(self, reason: str) -> None:
+        """There is nothing to check, and why."""
+        if self._settled or not self.opened:
+            return
+        self._settled = True
+        self._services.recorder.unchecked(self.generation, reason if self.generation.recorded else STORE_UNAVAILABLE)
+
+    def _meta(self) -> dict[str, object]:
+        assert self._backend is not None
+        assert self._prepared is not None
+        return {
+            "id": self.generation.id,
+            "backend": self._backend.name,
+            "model": self.generation.model,
+            "owner": self.generation.owner,
+            "runtime": self._backend.runtime,
+            "precision": self._backend.precision,
+            "stream": self.generation.stream,
+            "created": self.generation.created,
+            "request": self._prepared.body,
+            "first_token_seconds": self._clock.first_token,
+            "total_seconds": self._clock.total,
+        }

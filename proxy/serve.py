@@ -1,0 +1,129 @@
+"""`countersign serve`: the proxy, and an embedded Valkey where no Redis is given."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from policies.errors import CountersignError, SettingsError
+from policies.settings import Settings, embedded_dir, parse_settings, store_url
+from proxy import log
+from proxy.api.auth import is_loopback
+from proxy.app import create_app
+from proxy.embedded import EmbeddedValkey
+from proxy.services import Drain
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the proxy until a signal ends it; returns the exit code.
+
+    Raises SettingsError (exit code 3) and CountersignError (exit code 1).
+    """
+    arguments = _parser().parse_args(argv)
+    settings = load_settings(arguments.config)
+    if arguments.host is not None or arguments.port is not None:
+        given = {"host": arguments.host, "port": arguments.port}
+        settings = settings.model_copy(update={key: value for key, value in given.items() if value is not None})
+    log.configure()
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(_bind(settings))
+        url = store_url(settings, os.environ)
+        if settings.redis_url is None:
+            stack.enter_context(EmbeddedValkey(embedded_dir(settings, os.environ)))
+        _serve(settings, url, listening)
+    return 0
+
+
+def load_settings(path: str | None) -> Settings:
+    """Settings from the file given, `$COUNTERSIGN_CONFIG` or `./countersign.yaml`. Raises SettingsError."""
+    chosen = Path(path or os.environ.get("COUNTERSIGN_CONFIG") or "countersign.yaml")
+    try:
+        text = chosen.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError("config", f"a readable settings file, not {str(chosen)!r} ({reason})") from error
+    return parse_settings(text, os.environ)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, except that a signal first drains: readiness turns false, what runs is finished, new requests are
+    refused with 503, and only then the sockets close. A second signal ends at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if self._drain.draining:
+            self.should_exit = self.force_exit = True
+        self._drain.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; true ends the main loop."""
+        if self._drain.draining and self._drain.in_flight == 0:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None:
+    drain = Drain()
+    config = uvicorn.Config(
+        create_app(settings, redis_url, drain),
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Behind no keys the peer's address decides; a header must not be able to change it.
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=5,
+    )
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
+    _Server(config, drain).run(sockets=[listening])
+
+
+def _bind(settings: Settings) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise SettingsError("host", f"an address of this machine, not {settings.host!r}") from error
+    if not settings.keys and not is_loopback(str(address[0])):
+        raise SettingsError("keys", f"at least one client key, because {settings.host!r} is open to other machines")
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        reason = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
+        raise CountersignError(f"port {settings.port} on {settings.host} {reason}") from error
+    return listening
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="countersign serve", description="Run the proxy.")
+    parser.add_argument("--config", metavar="PATH", help="settings (default: $COUNTERSIGN_CONFIG, ./countersign.yaml)")
+    parser.add_argument("--host", help="address to listen on, instead of the settings' one")
+    parser.add_argument("--port", type=int, help="port to listen on, instead of the settings' one")
+    return parser

@@ -1,0 +1,93 @@
+"""What every request needs, made once at the start and handed around."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policies.errors import SettingsError
+from policies.settings import Settings
+from proxy.api.auth import Keys
+from proxy.backends.pool import Backends
+from proxy.metrics import Metrics
+from proxy.outage import Outage
+from proxy.recorder import Recorder
+from proxy.relay.transport import AiohttpTransport, Transport
+from proxy.store import Store
+from proxy.tap import TokenStrings
+
+
+@dataclass(slots=True)
+class Drain:
+    """Whether the process is on its way out, and what it still has to finish."""
+
+    draining: bool = False
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a running proxy."""
+
+    settings: Settings
+    keys: Keys
+    backends: Backends
+    transport: Transport
+    outage: Outage
+    store: Store
+    recorder: Recorder
+    metrics: Metrics
+    tokenizers: Mapping[str, TokenStrings]
+    drain: Drain
+
+    @classmethod
+    async def start(
+        cls, settings: Settings, redis_url: str, tokenizers: Mapping[str, TokenStrings], drain: Drain
+    ) -> Services:
+        """Make every part and start those that run on their own; needs a running event loop."""
+        outage, metrics = Outage(), Metrics()
+        services = cls(
+            settings=settings,
+            keys=Keys(settings.keys),
+            backends=Backends(settings),
+            transport=AiohttpTransport(settings.timeouts),
+            outage=outage,
+            store=Store(redis_url, settings.verification, outage, metrics),
+            recorder=Recorder(redis_url, settings, outage, metrics),
+            metrics=metrics,
+            tokenizers=tokenizers,
+            drain=drain,
+        )
+        services.recorder.start()
+        await services.store.start()
+        return services
+
+    async def stop(self) -> None:
+        """Record what is still to be recorded, then let go of everything."""
+        await asyncio.to_thread(self.recorder.stop)
+        await self.store.close()
+        await self.transport.close()
+        self.metrics.close()
+
+
+def load_tokenizers(settings: Settings) -> dict[str, TokenStrings]:
+    """Token strings of every model that declares a tokenizer. Raises SettingsError."""
+    loaded = {}
+    for name, model in settings.models.items():
+        if model.tokenizer is None:
+            continue
+        try:
+            loaded[name] = TokenStrings.load(model.tokenizer)
+        except (OSError, ValueError) as error:
+            expected = f"a readable tokenizer.json or its folder, not {model.tokenizer!r}"
+            raise SettingsError(f"models.{name}.tokenizer", expected) from error
+    return loaded
+
+
+def header_map(raw: list[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
+    """Request headers by (lower-case) name; of repeated ones the first counts."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers.setdefault(name, value)
+    return headers

@@ -1,0 +1,173 @@
+"""Redis from the event loop: intents before a request, verdicts after it. Nothing here waits for a dead Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import orjson
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from policies.errors import StoreUnavailable
+from policies.settings import VerificationSettings
+from proxy.metrics import Metrics
+from proxy.outage import Outage
+from proxy.verification import Generation
+from verifier_pool.queue import OPEN, VERDICTS, intent_key, verdict_key
+
+PATIENCE = 0.25
+"""Seconds the event loop waits for Redis before it is called down."""
+
+_POLL = 1.0
+_REMEMBERED = 20_000
+
+
+class Store:
+    """Intents and verdicts.
+
+    One subscription per process hears of every verdict; waiting also polls, so that a lost message costs a
+    second and no more. While an outage lasts every call raises StoreUnavailable at once.
+    """
+
+    def __init__(self, url: str, settings: VerificationSettings, outage: Outage, metrics: Metrics) -> None:
+        self._redis = Redis.from_url(
+            url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)
+        )
+        self._settings = settings
+        self._outage = outage
+        self._metrics = metrics
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._mine: OrderedDict[str, str] = OrderedDict()
+        self._open: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.draining = False
+
+    async def start(self) -> None:
+        """Begin to listen for verdicts and to keep this process's intents alive."""
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_open())]
+
+    async def close(self) -> None:
+        """Stop listening and close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._redis.aclose()
+
+    async def open(self, generation: Generation) -> None:
+        """Write the intent. Raises StoreUnavailable, after a quarter of a second at most."""
+        lost_at = time.time() + self._settings.lost_after
+        async with self._asking():
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.set(intent_key(generation.id), orjson.dumps(generation.intent()), ex=self._settings.verdict_ttl)
+            pipeline.zadd(OPEN, {generation.id: lost_at})
+            await pipeline.execute()
+        self._open.add(generation.id)
+        self._remember(generation)
+
+    def served(self, id: str) -> None:
+        """The response is over: from here its worker has `lost_after` seconds, without our help."""
+        self._open.discard(id)
+
+    async def verification(self, id: str) -> dict[str, Any] | None:
+        """The verification as stored, or None without a verdict. Raises StoreUnavailable."""
+        return await self._document(verdict_key(id))
+
+    async def intent(self, id: str) -> dict[str, Any] | None:
+        """What was written before the request went up. Raises StoreUnavailable."""
+        return await self._document(intent_key(id))
+
+    async def wait(self, id: str, seconds: float, *, through_drain: bool = True) -> dict[str, Any] | None:
+        """The verification as soon as there is one; None when the time is over, or the proxy drains and the
+        caller does not want to wait through that. Raises StoreUnavailable.
+        """
+        deadline = time.monotonic() + seconds
+        woken = asyncio.Event()
+        waiting = self._waiting.setdefault(id, set())
+        waiting.add(woken)
+        try:
+            while True:
+                woken.clear()
+                if (found := await self.verification(id)) is not None:
+                    return found
+                left = deadline - time.monotonic()
+                if left <= 0 or (self.draining and not through_drain):
+                    return None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, _POLL)):
+                        await woken.wait()
+        finally:
+            waiting.discard(woken)
+            if not waiting:
+                self._waiting.pop(id, None)
+
+    def _remember(self, generation: Generation) -> None:
+        self._mine[generation.id] = generation.backend
+        if len(self._mine) > _REMEMBERED:
+            self._mine.popitem(last=False)
+
+    async def _document(self, key: str) -> dict[str, Any] | None:
+        async with self._asking():
+            data = await self._redis.get(key)
+        if data is None:
+            return None
+        found = orjson.loads(data)
+        assert isinstance(found, dict)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        if self._outage.down:
+            raise StoreUnavailable("redis does not answer")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                yield
+        except (RedisError, OSError, TimeoutError) as error:
+            self._outage.failed(error)
+            raise StoreUnavailable("redis does not answer") from error
+
+    async def _listen(self) -> None:
+        """Wake whoever waits for a verdict, for ever; after an outage subscribe again."""
+        while True:
+            with contextlib.suppress(RedisError, OSError, TimeoutError, StoreUnavailable):
+                if not self._outage.down:
+                    async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+                        await channel.subscribe(VERDICTS)
+                        await self._hear(channel)
+            await asyncio.sleep(_POLL / 2)
+
+    async def _hear(self, channel: PubSub) -> None:
+        while not self._outage.down:
+            message = await channel.get_message(timeout=_POLL)
+            if message is None:
+                continue
+            id = message["data"].decode(errors="replace")
+            for woken in self._waiting.get(id, ()):
+                woken.set()
+            if (backend := self._mine.pop(id, None)) is not None:
+                await self._count(id, backend)
+
+    async def _count(self, id: str, backend: str) -> None:
+        found = await self.verification(id)
+        word = str((found or {}).get("verdict"))
+        self._metrics.verdicts.add(1, {"verdict": word, "backend": backend})
+
+    async def _keep_open(self) -> None:
+        """Push the hour at which a running generation counts as lost ahead of us while we live."""
+        while True:
+            await asyncio.sleep(self._settings.lost_after / 3)
+            with contextlib.suppress(StoreUnavailable):
+                await self._push(list(self._open))
+
+    async def _push(self, ids: Iterable[str]) -> None:
+        lost_at = time.time() + self._settings.lost_after
+        if scores := dict.fromkeys(ids, lost_at):
+            async with self._asking():
+                await self._redis.zadd(OPEN, scores, xx=True)
