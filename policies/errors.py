@@ -2,7 +2,8 @@
 
 CountersignError
 ├── SettingsError        a setting is missing or wrong; names the key; exit code 3
-├── EvidenceError        evidence bytes cannot be read back
+├── EvidenceError        evidence bytes cannot be written or read back
+├── ProfileError         a calibration profile is malformed, or measured from too little
 ├── ReplayError          the reference could not replay or render
 ├── StoreUnavailable     Redis did not answer
 └── ApiError             answered to a client as OpenAI-shaped JSON
@@ -39,7 +40,11 @@ class SettingsError(CountersignError):
 
 
 class EvidenceError(CountersignError):
-    """Evidence bytes cannot be read back."""
+    """Evidence bytes cannot be written or read back."""
+
+
+class ProfileError(CountersignError):
+    """A calibration profile is malformed, or measured from too little."""
 
 
 class ReplayError(CountersignError):

@@ -20,6 +20,25 @@ Endpoint = Literal["chat", "completions"]
 PAD_ID = -1
 MASKED = -9999.0
 """What vLLM writes for a token its grammar forbids, and for a logprob that is not finite."""
+TOP_LOGPROBS = 20
+"""Alternatives every backend is asked for per token."""
+
+WITHHELD_FAULTS = frozenset(
+    {
+        "no_logprobs",
+        "no_token_ids",
+        "no_prompt_ids",
+        "bad_logprobs",
+        "bad_ids",
+        "invalid_json",
+        "bad_routed_experts",
+        "line_too_long",
+        "too_large",
+    }
+)
+"""Faults only the backend can cause."""
+EXCUSED_FAULTS = frozenset({"client_left", "upstream_closed", "upstream_timeout", "upstream_error", "no_tokenizer"})
+"""Faults that are not the backend's doing, or no evidence of cheating."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""The checks of one generation, or of all choices of a response, combined into one word.
+
+any check rejects                                                            → reject
+else any is withheld                                                         → withheld
+audited, structure and distance (and margin, where it was run) pass, and
+  selection passes or does not apply because of the request                  → pass
+not audited, structure passes, selection as above                            → unaudited
+no checks at all                                                             → unverified
+anything else                                                                → inconclusive
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from policies.checks import Check, Result, Verdict, VerdictWord
+
+_WORST_FIRST = (
+    VerdictWord.REJECT,
+    VerdictWord.WITHHELD,
+    VerdictWord.INCONCLUSIVE,
+    VerdictWord.UNVERIFIED,
+    VerdictWord.UNAUDITED,
+    VerdictWord.PASS,
+)
+_RESULTS_WORST_FIRST = (Result.REJECT, Result.WITHHELD, Result.INCONCLUSIVE, Result.PASS)
+
+
+def combine(checks: Iterable[Check], *, audited: bool) -> Verdict:
+    """The verdict of one generation. `audited` says that it was chosen for replay.
+
+    A replay that failed comes here as an inconclusive `distance` check, so it can never pass. Reasons are
+    those of the checks that do not pass, rejects first.
+    """
+    kept = tuple(checks)
+    return Verdict(_word(kept, audited), kept, _reasons(kept), audited)
+
+
+def over_choices(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a whole response: the worst word, and for each check name the worst check.
+
+    Audited only when every choice was. No choices at all are `unverified`.
+    """
+    if not verdicts:
+        return Verdict(VerdictWord.UNVERIFIED, (), ())
+    worst: dict[str, Check] = {}
+    for check in (check for verdict in verdicts for check in verdict.checks):
+        known = worst.get(check.name)
+        if known is None or _severity(check) < _severity(known):
+            worst[check.name] = check
+    word = min((verdict.word for verdict in verdicts), key=_WORST_FIRST.index)
+    reasons = dict.fromkeys(
+        reason
+        for verdict in sorted(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.word))
+        for reason in verdict.reasons
+    )
+    return Verdict(word, tuple(worst.values()), tuple(reasons), all(verdict.audited for verdict in verdicts))
+
+
+def _word(checks: tuple[Check, ...], audited: bool) -> VerdictWord:
+    if not checks:
+        return VerdictWord.UNVERIFIED
+    results = {check.result for check in checks}
+    if Result.REJECT in results:
+        return VerdictWord.REJECT
+    if Result.WITHHELD in results:
+        return VerdictWord.WITHHELD
+    if not (_passes(checks, "structure") and _selection_is_clean(checks)):
+        return VerdictWord.INCONCLUSIVE
+    if not audited:
+        return VerdictWord.UNAUDITED
+    margin_run = any(check.name == "margin" for check in checks)
+    if _passes(checks, "distance") and (not margin_run or _passes(checks, "margin")):
+        return VerdictWord.PASS
+    return VerdictWord.INCONCLUSIVE
+
+
+def _passes(checks: tuple[Check, ...], name: str) -> bool:
+    named = [check for check in checks if check.name == name]
+    return bool(named) and all(check.result is Result.PASS for check in named)
+
+
+def _selection_is_clean(checks: tuple[Check, ...]) -> bool:
+    named = [check for check in checks if check.name == "selection"]
+    return bool(named) and all(check.result is Result.PASS or check.by_request for check in named)
+
+
+def _severity(check: Check) -> tuple[int, bool]:
+    # Of two inconclusive checks the one the client did not cause is the worse.
+    return _RESULTS_WORST_FIRST.index(check.result), check.by_request
+
+
+def _reasons(checks: tuple[Check, ...]) -> tuple[str, ...]:
+    failing = [check for check in checks if check.result is not Result.PASS]
+    failing.sort(key=lambda check: _RESULTS_WORST_FIRST.index(check.result))
+    return tuple(dict.fromkeys(check.reason or f"{check.name}: {check.result.value}" for check in failing))
