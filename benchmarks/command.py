@@ -1,0 +1,29 @@
+"""`countersign bench NAME …`: picks a benchmark. Each is imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+BENCHES: dict[str, tuple[str, str]] = {
+    "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark; returns its exit code."""
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(_usage())
+        return 0 if argv else 2
+    name, *rest = argv
+    if name not in BENCHES:
+        print(f"countersign bench: no benchmark {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(BENCHES[name][0]).main(rest))
+
+
+def _usage() -> str:
+    width = max(map(len, BENCHES))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in BENCHES.items())
+    return f"usage: countersign bench NAME …\n\n{rows}\n\n`countersign bench NAME --help` says more."

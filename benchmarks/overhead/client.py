@@ -1,0 +1,108 @@
+"""The measuring client: raw sockets, a time stamp for every read, nothing parsed while the clock runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.overhead.wire import Read, Response, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One arm: where the request goes and what it says."""
+
+    name: str
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    def request(self) -> bytes:
+        """The request as it goes to the socket."""
+        parts = urlsplit(self.url)
+        lines = [f"POST {parts.path} HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines.append(f"content-length: {len(self.body)}")
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
+
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "127.0.0.1", parts.port or 80
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One request's outcome. Times are seconds from the moment the request was due, not from when it was sent."""
+
+    due: float
+    response: Response | None
+    error: str = ""
+
+
+class _Connection(asyncio.Protocol):
+    """Sends one request and collects what comes back."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._tail = b""
+        self.reads: list[Read] = []
+        self.done: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.reads.append((self._loop.time(), data))
+        self._tail = (self._tail + data)[-7:]
+        if self._tail == b"\r\n0\r\n\r\n" and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def burst(target: Target, offsets: Sequence[float] | NDArray[np.floating], patience: float) -> list[Timed]:
+    """Send one request per offset (seconds from the start of the burst), each on a connection opened before.
+
+    Requests leave at their own time whether or not earlier ones were answered, and latency counts from the
+    time they were due, so that a stall is not hidden by the client waiting for it. Whatever is not answered
+    within `patience` seconds counts as an error.
+    """
+    loop = asyncio.get_running_loop()
+    host, port = target.address()
+    connections = [(await loop.create_connection(_Connection, host, port))[1] for _ in offsets]
+    request = target.request()
+    # Let the other side finish accepting before the clock starts.
+    start = loop.time() + 0.03
+    for connection, offset in zip(connections, offsets, strict=True):
+        loop.call_at(start + float(offset), connection.send, request)
+    await asyncio.wait([connection.done for connection in connections], timeout=patience)
+    for connection in connections:
+        connection.close()
+    return [_timed(connection, start + float(offset)) for connection, offset in zip(connections, offsets, strict=True)]
+
+
+def _timed(connection: _Connection, due: float) -> Timed:
+    if not connection.done.done():
+        return Timed(due, None, "timeout")
+    try:
+        return Timed(due, parse(connection.reads))
+    except ValueError as error:
+        return Timed(due, None, str(error))

@@ -1,0 +1,193 @@
+"""The processes under test, started and stopped here: scripted backend, `countersign serve`, `countersign worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+import yaml
+from redis import Redis
+
+from benchmarks.overhead.answer import MODEL, VOCABULARY
+from policies.errors import CountersignError
+from policies.settings import parse_settings, store_url
+from verifier_pool.queue import OPEN
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the proxy and the direct arm talk to. `url` ends before `/v1`."""
+
+    url: str
+    model: str
+    scripted: bool
+
+
+class Stack:
+    """Starts what the arms need; a context manager.
+
+    Args:
+        upstream: base URL of a real vLLM, or None for the scripted backend.
+        model: served name at a real vLLM; asked from it when None.
+        reference: base URL of a vLLM server that replays every answer, or None for CPU checks only.
+        script: arguments of the scripted backend.
+
+    Raises:
+        CountersignError: a process did not start; the text ends with the tail of its log.
+    """
+
+    def __init__(self, *, upstream: str | None, model: str | None, reference: str | None, script: list[str]) -> None:
+        self._upstream = upstream.rstrip("/").removesuffix("/v1") if upstream else None
+        self._model = model
+        self._reference = reference
+        self._script = script
+        # A Unix socket's path has to be short, so this folder is not inside $TMPDIR's depths by accident.
+        self.folder = Path(tempfile.mkdtemp(prefix="cs-bench-"))
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._store: Redis | None = None
+        self.backend = Backend("", "", False)
+        self.proxy_url = ""
+
+    def __enter__(self) -> Stack:
+        try:
+            self.backend = self._real() if self._upstream else self._scripted()
+            self._start_countersign()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def pid(self, name: str) -> int:
+        """Process id of `proxy` or `worker`."""
+        return self._children[name].pid
+
+    def undecided(self) -> int:
+        """Generations that have no verdict yet."""
+        assert self._store is not None
+        return int(self._store.zcard(OPEN))
+
+    def check(self) -> None:
+        """Raises CountersignError when a process has ended."""
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                raise CountersignError(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
+
+    def stop(self) -> None:
+        """End every process, last started first, and remove their folder."""
+        if self._store is not None:
+            self._store.close()
+        for child in reversed(self._children.values()):
+            child.terminate()
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        self._children.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _scripted(self) -> Backend:
+        child = self._spawn("backend", "-m", "benchmarks.overhead.upstream", *self._script)
+        assert child.stdout is not None
+        port = child.stdout.readline().decode().strip()
+        if not port:
+            raise CountersignError(f"the scripted backend did not start\n{self._tail('backend')}")
+        return Backend(f"http://127.0.0.1:{port}", MODEL, True)
+
+    def _real(self) -> Backend:
+        assert self._upstream is not None
+        if self._model is None:
+            try:
+                with urllib.request.urlopen(f"{self._upstream}/v1/models", timeout=10) as answer:
+                    self._model = str(orjson.loads(answer.read())["data"][0]["id"])
+            except (OSError, ValueError, LookupError) as error:
+                raise CountersignError(f"no model list at {self._upstream}/v1/models ({error})") from error
+        return Backend(self._upstream, self._model, False)
+
+    def _start_countersign(self) -> None:
+        settings = self._settings(_free_port())
+        config = self.folder / "countersign.yaml"
+        config.write_text(yaml.safe_dump(settings))
+        parsed = parse_settings(config.read_text(), {})
+        self.proxy_url = f"http://{parsed.host}:{parsed.port}"
+        self._spawn("proxy", "-m", "countersign", "serve", "--config", str(config))
+        self._wait("proxy", lambda: _answers(f"{self.proxy_url}/readyz"))
+        self._store = Redis.from_url(store_url(parsed, {}))
+        self._spawn("worker", "-m", "countersign", "worker", "--config", str(config))
+        self._wait("worker", lambda: bool(self._store and self._store.scard("rq:workers")))
+
+    def _settings(self, port: int) -> dict[str, Any]:
+        model: dict[str, Any] = {"vocab_size": VOCABULARY} if self.backend.scripted else {}
+        if self._reference:
+            model["reference"] = {"kind": "vllm_http", "url": self._reference}
+        backend = {"name": "bench", "url": self.backend.url, "model": self.backend.model, "runtime": "vllm-0.32-v2"}
+        return {
+            "host": "127.0.0.1",
+            "port": port,
+            "embedded_dir": str(self.folder / "v"),
+            "models": {self.backend.model: model},
+            "backends": [backend],
+            "audit": {"rate": 1.0 if self._reference else 0.0},
+        }
+
+    def _spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C reaches us alone, and we end the children in order.
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("COUNTERSIGN_")}
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self._children[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if name == "backend" else log,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
+            )
+        return self._children[name]
+
+    def _wait(self, name: str, ready: Any) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise CountersignError(f"{name} was not ready within {START_SECONDS:.0f} s\n{self._tail(name)}")
+            time.sleep(0.1)
+
+    def _tail(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+            return "\n".join(lines[-20:])
+        return ""
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
