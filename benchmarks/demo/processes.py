@@ -66,7 +66,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environ or {})},
+                env=_inherited() | dict(environ or {}),
                 start_new_session=True,
             )
         assert self._watchdog.stdin is not None
@@ -83,11 +83,26 @@ class Children:
             child.process.wait()
             self.running.remove(child)
 
-    def check(self) -> None:
-        """Raise ChildError when a child has ended by itself."""
+    def finish(self, child: Child, timeout: float, tick: Callable[[str], None]) -> None:
+        """Wait until this child has ended well, calling `tick` with its last line.
+
+        Raises:
+            ChildError: it or another child failed, or `timeout` seconds passed.
+        """
+        deadline = time.monotonic() + timeout
+        while child.process.poll() != 0:
+            self.check(passing=child)
+            if time.monotonic() > deadline:
+                raise ChildError(f"{child.name} is not done after {timeout:.0f} s; see {child.log}")
+            tick(child.last_lines(1).strip()[:100])
+            time.sleep(0.5)
+        self.stop(child)
+
+    def check(self, passing: Child | None = None) -> None:
+        """Raise ChildError when a child has ended by itself; only `passing` may, with exit code 0."""
         for child in self.running:
             code = child.process.poll()
-            if code is not None:
+            if code is not None and not (child is passing and code == 0):
                 raise ChildError(
                     f"{child.name} ended with exit code {code}; the end of {child.log}:\n{child.last_lines()}"
                 )
@@ -110,6 +125,11 @@ class Children:
                 raise ChildError(f"{', '.join(missing)} not ready after {timeout:.0f} s; see {logs}")
             tick(", ".join(missing))
             time.sleep(0.5)
+
+
+def _inherited() -> dict[str, str]:
+    # A setting meant for the user's own proxy must not change these.
+    return {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
 
 
 def answers(url: str) -> Callable[[], bool]:

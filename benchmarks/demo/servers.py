@@ -14,10 +14,14 @@ RUNTIME = "vllm-0.32-v1-cpu"
 MAX_MODEL_LEN = 2048
 
 
-def threads(engines: int = 3, cores: int | None = None) -> int:
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads(engines: int = 3) -> int:
     """Threads per engine, so that engines running at once do not fight over the cores."""
-    count = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, count // engines))
+    return max(1, min(8, cores() // engines))
 
 
 def environment(engines: int = 3) -> dict[str, str]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-GRACE_SECONDS = 8.0
+GRACE_SECONDS = 5.0
 
 
 def tree(root: int) -> set[int]:

@@ -105,6 +105,25 @@ def test_not_ready_in_time(tmp_path: Path) -> None:
     assert set(ticks) == {"b"}
 
 
+def test_finish_waits_for_one_and_watches_all(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        children.start("sleeper", SLEEPER)
+        short = children.start("short", [sys.executable, "-c", "import time; print('at work'); time.sleep(0.7)"])
+        children.finish(short, 20, lambda line: None)
+        children.check()
+        failing = children.start("failing", [sys.executable, "-c", "raise SystemExit('no backend')"])
+        with pytest.raises(ChildError, match=r"failing ended with exit code 1(.|\n)*no backend"):
+            children.finish(failing, 20, lambda line: None)
+
+
+def test_settings_of_the_user_do_not_reach_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERSIGN_PORT", "1")
+    with Children(tmp_path) as children:
+        child = children.start("env", [sys.executable, "-c", "import os; print('COUNTERSIGN_PORT' in os.environ)"])
+        child.process.wait(20)
+        assert child.log.read_text().strip() == "False"
+
+
 def test_stopping_one_leaves_the_others(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         first, second = children.start("first", SLEEPER), children.start("second", SLEEPER)

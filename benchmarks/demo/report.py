@@ -1,0 +1,108 @@
+"""The demo's table, and whether it shows what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.demo.layout import HONEST
+from benchmarks.demo.traffic import Outcome
+
+CAUGHT_SHARE = 0.8
+"""Share of a cheat's answers that must be rejected. Not all: an answer in which the cheap model happens to choose
+what the true one would have chosen is no lie, and a short one proves little."""
+
+HEADER = ("backend", "what it really is", "requests", "verdicts", "telling metric", "added latency")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One backend's results. `added` is in milliseconds, None when it was not measured."""
+
+    backend: str
+    about: str
+    outcomes: Sequence[Outcome]
+    added: float | None = None
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Answers by verdict."""
+        return Counter(outcome.verdict for outcome in self.outcomes)
+
+    @property
+    def good(self) -> bool:
+        """Honest: every answer passes, one may be inconclusive. A cheat: at least 80 % rejected."""
+        counts, total = self.counts, len(self.outcomes)
+        if self.backend == HONEST:
+            return counts["pass"] >= total - 1 and counts["pass"] + counts["inconclusive"] == total and total > 0
+        return counts["reject"] >= CAUGHT_SHARE * total and total > 0
+
+    def cells(self) -> tuple[str, ...]:
+        """The row's texts."""
+        verdicts = ", ".join(f"{count} {word}" for word, count in self.counts.most_common())
+        added = "–" if self.added is None else f"{self.added:+.0f} ms"
+        return self.backend, self.about, str(len(self.outcomes)), verdicts, telling(self.outcomes), added
+
+
+def telling(outcomes: Sequence[Outcome]) -> str:
+    """The metric that gave a backend away, or, when nothing did, how near it came to the limit."""
+    rejecting: Counter[str] = Counter()
+    for outcome in outcomes:
+        rejecting.update(check["name"] for check in _checks(outcome) if check["result"] == "reject")
+    if not rejecting:
+        return _metric("distance", outcomes)
+    name, _ = rejecting.most_common(1)[0]
+    return _metric(name, outcomes)
+
+
+def _metric(name: str, outcomes: Sequence[Outcome]) -> str:
+    rows = [check["metrics"] for outcome in outcomes for check in _checks(outcome) if check["name"] == name]
+    if not rows:
+        return "–"
+    if name == "selection":
+        violations, checked = _total(rows, "violations"), _total(rows, "checked")
+        share = violations / checked if checked else 0.0
+        return f"selection: {share:.1%} of tokens cannot be drawn from the claim ({violations:.0f} of {checked:.0f})"
+    if name == "distance":
+        values = sorted(float(row["mean_abs"]) for row in rows if row.get("mean_abs") is not None)
+        if not values:
+            return "distance: –"
+        return f"distance: mean |Δ logprob| {values[0]:.3f} to {values[-1]:.3f}"
+    return name
+
+
+def _total(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(sum(row.get(key) or 0 for row in rows))
+
+
+def _checks(outcome: Outcome) -> Sequence[Mapping[str, Any]]:
+    return outcome.verification.get("checks") or ()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A table in Markdown, padded so that a terminal shows it as one too."""
+    cells = [HEADER, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def complaints(rows: Sequence[Row]) -> list[str]:
+    """What is not as it should be, one sentence each."""
+    found = []
+    for row in rows:
+        if row.good:
+            continue
+        expected = "every answer pass" if row.backend == HONEST else f"at least {CAUGHT_SHARE:.0%} of answers rejected"
+        found.append(f"{row.backend}: expected {expected}; got {dict(row.counts)}")
+        for outcome in row.outcomes:
+            if outcome.verdict != ("pass" if row.backend == HONEST else "reject"):
+                reasons = "; ".join(outcome.verification.get("reasons") or ["no reason given"])
+                how = f"T={outcome.shot.temperature:g}, {'stream' if outcome.shot.stream else 'whole'}"
+                found.append(f"  {outcome.verdict} ({how}): {reasons}")
+    return found
