@@ -34,6 +34,7 @@ local stored = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2])
 redis.call('ZREM', KEYS[2], ARGV[3])
 if not stored then return 0 end
 if ARGV[4] ~= '' then redis.call('ZADD', KEYS[3], ARGV[4], ARGV[3]) end
+redis.call('EXPIRE', KEYS[4], ARGV[6])
 redis.call('PUBLISH', ARGV[5], ARGV[3])
 return 1
 """
@@ -63,12 +64,12 @@ def verdict_key(id: str) -> str:
 
 def store_verdict_keys(id: str) -> list[str]:
     """KEYS of `STORE_VERDICT`."""
-    return [verdict_key(id), OPEN, OUTBOX]
+    return [verdict_key(id), OPEN, OUTBOX, intent_key(id)]
 
 
 def store_verdict_args(id: str, verification: bytes, ttl: int, webhook_at: float | None) -> list[bytes | str | int]:
     """ARGV of `STORE_VERDICT`; `webhook_at` is the Unix second of the verdict, None without a webhook."""
-    return [verification, ttl, id, "" if webhook_at is None else f"{webhook_at:.3f}", VERDICTS]
+    return [verification, ttl, id, "" if webhook_at is None else f"{webhook_at:.3f}", VERDICTS, 300]
 
 
 def verify_options(id: str, settings: VerificationSettings) -> dict[str, Any]:

@@ -6,9 +6,11 @@ the prompt is rendered by vLLM's own renderer with this model folder's tokenizer
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,8 +87,9 @@ class VllmEngine:
         arguments = ENGINE_DEFAULTS | self._settings.engine
         try:
             self._engine = vllm.LLM(model=str(self._settings.path), **arguments)
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"{self._key}.engine", str(error).splitlines()[0]) from error
+        except (TypeError, ValueError, OSError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise SettingsError(f"{self._key}.engine", f"an engine that starts ({reason})") from error
         config = self._engine.model_config
         self._max_model_len = int(config.max_model_len)
         self._vocab_size = int(config.get_vocab_size())
@@ -130,7 +133,8 @@ class VllmEngine:
         )
         prompts = [{"prompt_token_ids": sequence} for sequence in sequences]
         try:
-            results = self._engine.generate(prompts, sampling, use_tqdm=False)
+            with _death_watch(self._engine.llm_engine.engine_core, EngineDeadError):
+                results = self._engine.generate(prompts, sampling, use_tqdm=False)
         except EngineDeadError as error:
             logger.error("the reference engine died; it starts again with the next replay")
             self._drop()
@@ -197,6 +201,29 @@ class VllmEngine:
         parsed = parse_model_prompt(engine.model_config, prompts[index])
         rendered = engine.renderer.render_cmpl([parsed], request.build_tok_params(engine.model_config))
         return np.asarray(rendered[0]["prompt_token_ids"], np.int32)
+
+
+@contextlib.contextmanager
+def _death_watch(core: Any, error: type[Exception]) -> Iterator[None]:
+    """Wake a caller that waits for a killed engine: vLLM 0.32 marks it dead but leaves the wait as it is."""
+    resources, outputs = getattr(core, "resources", None), getattr(core, "outputs_queue", None)
+    if resources is None or outputs is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if resources.engine_dead:
+                outputs.put_nowait(error())
+                return
+
+    watcher = threading.Thread(target=watch, name="engine-death-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _arrange(flat: Any, output_ids: Ids) -> tuple[Ids, Any]:

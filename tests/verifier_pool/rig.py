@@ -1,0 +1,87 @@
+"""A worker in this process or in its own, on the toy model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import orjson
+from redis import Redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from policies import codec
+from policies.evidence import Evidence
+from policies.settings import Settings
+from verifier_pool import context, jobs
+from verifier_pool.loop import Loop
+from verifier_pool.queue import (
+    OPEN,
+    VERIFY_JOB,
+    VERIFY_QUEUE,
+    evidence_key,
+    intent_key,
+    verify_options,
+)
+from verifier_pool.reference.base import Reference
+from verifier_pool.store import Store
+from verifier_pool.verification import Verification
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def intent(redis: Redis, id: str, lost_at: float = 2**40) -> None:
+    """What the proxy writes before a request goes up."""
+    document = {"id": id, "owner": "0" * 64, "backend": "honest", "model": "toy", "created": time.time()}
+    redis.set(intent_key(id), orjson.dumps(document))
+    redis.zadd(OPEN, {id: lost_at})
+
+
+def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed: bytes | None = None) -> str:
+    """What the proxy does with a finished response; `packed` replaces the evidence."""
+    id = choices[0].id
+    intent(redis, id)
+    redis.set(evidence_key(id), codec.pack(choices) if packed is None else packed, ex=600)
+    queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+    queue.enqueue(VERIFY_JOB, id, **verify_options(id, settings.verification))
+    return id
+
+
+def worker(
+    redis: Redis,
+    settings: Settings,
+    references: Mapping[str, Reference] | None = None,
+    stop: threading.Event | None = None,
+) -> Loop:
+    """A loop with its context in place, ready to `serve`."""
+    store = Store(redis, verdict_ttl=600, webhook=settings.webhook is not None)
+    context.use(context.Context(settings, store, references or {}, {}, b"secret"))
+    return Loop(VERIFY_QUEUE, redis, stop or threading.Event(), on_failed=jobs.give_up)
+
+
+def verdict_of(redis: Redis, id: str, seconds: float = 20.0) -> Verification:
+    """Wait for a verdict."""
+    store = Store(redis, verdict_ttl=600)
+    wait_until(lambda: store.decided(id), seconds)
+    verification = store.verdict(id)
+    assert verification is not None
+    return verification
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Poll; raises AssertionError when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Run Python code of this repository in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment)

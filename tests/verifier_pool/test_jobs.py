@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from policies.evidence import Sampling
+from tests.verifier_pool import rig
+from tests.verifier_pool.toy import ToyReference, answer, failing, settings
+from verifier_pool import jobs
+from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
+from verifier_pool.verification import unverified
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", (0, 0, 0))
+
+
+def queue(redis: Redis) -> Queue:
+    return Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+
+
+def test_recorded_evidence_becomes_a_verdict(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url), ToyReference()
+    id = rig.submit(redis, rules, [answer()])
+    assert rig.worker(redis, rules, {"toy": reference}).serve(burst=True) == 1
+    verification = rig.verdict_of(redis, id)
+    assert verification["audited"] is True
+    assert [check["name"] for check in verification["checks"]] == ["structure", "selection", "distance"]
+    assert verification["owner"] == "0" * 64
+    assert redis.zcard(OPEN) == 0
+    assert reference.batches == [1]
+
+
+def test_without_a_reference_only_the_cpu_checks_run(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    id = rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules).serve(burst=True)
+    verification = rig.verdict_of(redis, id)
+    assert (verification["verdict"], verification["audited"]) == ("unaudited", False)
+
+
+def test_the_audit_rate_decides_who_is_replayed(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url, audit={"rate": 0.5}), ToyReference()
+    ids = [rig.submit(redis, rules, [answer(length=2)]) for _ in range(60)]
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    audited = [rig.verdict_of(redis, id)["audited"] for id in ids]
+    assert 12 <= sum(audited) <= 48
+    assert sum(reference.batches) == sum(audited)
+
+
+def test_a_second_run_changes_nothing(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url), ToyReference()
+    id = rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    before = rig.verdict_of(redis, id)
+    queue(redis).enqueue(VERIFY_JOB, id)
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    assert rig.verdict_of(redis, id) == before
+    assert reference.batches == [1]
+
+
+def test_a_verdict_that_came_first_stands(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    evidence = answer()
+    loop = rig.worker(redis, rules, {"toy": ToyReference()})
+    jobs.current().store.settle(unverified(evidence.id, "backlog", None, 1.0))
+    rig.submit(redis, rules, [evidence])
+    loop.serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id)["reasons"] == ["backlog"]
+
+
+def test_expired_evidence(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    id = rig.submit(redis, rules, [answer()])
+    redis.delete(evidence_key(id))
+    rig.worker(redis, rules).serve(burst=True)
+    verification = rig.verdict_of(redis, id)
+    assert (verification["verdict"], verification["reasons"]) == ("unverified", ["evidence_expired"])
+    assert verification["owner"] == "0" * 64
+
+
+@pytest.mark.parametrize("packed", [b"", b"poison", b"\x28\xb5\x2f\xfd\x04\x00"])
+def test_poison_gets_a_verdict_and_stays_visible(redis: Redis, valkey_url: str, packed: bytes) -> None:
+    rules = settings(valkey_url)
+    id = rig.submit(redis, rules, [answer()], packed=packed)
+    good = rig.submit(redis, rules, [answer()])
+    assert rig.worker(redis, rules).serve(burst=True) == 2
+    assert rig.verdict_of(redis, id)["reasons"] == ["evidence_unreadable"]
+    assert rig.verdict_of(redis, good)["verdict"] == "unaudited"
+    assert queue(redis).failed_job_registry.get_job_ids() == [id]
+
+
+def test_evidence_of_another_response_is_not_judged_under_this_id(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    evidence = answer()
+    id = rig.submit(redis, rules, [evidence], packed=jobs.codec.pack([answer()]))
+    rig.worker(redis, rules).serve(burst=True)
+    assert rig.verdict_of(redis, id)["reasons"] == ["evidence_unreadable"]
+
+
+def test_a_reference_that_comes_back_is_asked_again(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url), ToyReference(failing("unreachable", 2))
+    id = rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    verification = rig.verdict_of(redis, id)
+    distance = next(check for check in verification["checks"] if check["name"] == "distance")
+    assert distance["reason"] != "unreachable"
+    assert reference.batches == [1, 1, 1]
+
+
+def test_a_reference_that_stays_away_leaves_the_distance_open(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url), ToyReference(failing("unreachable"))
+    id = rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    verification = rig.verdict_of(redis, id)
+    assert verification["verdict"] == "inconclusive"
+    assert "unreachable" in verification["reasons"]
+    assert len(reference.batches) == 4
+
+
+def test_too_long_is_not_tried_again(redis: Redis, valkey_url: str) -> None:
+    rules, reference = settings(valkey_url), ToyReference(failing("too_long"))
+    id = rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    assert "too_long" in rig.verdict_of(redis, id)["reasons"]
+    assert reference.batches == [1]
+
+
+def test_a_bug_ends_in_one_verdict_after_the_retries(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def broken(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(jobs, "judge", broken)
+    rules = settings(valkey_url)
+    evidence = answer()
+    rig.submit(redis, rules, [evidence])
+    job = Job.fetch(evidence.id, connection=redis, serializer=JSONSerializer)
+    job.retry_intervals = [0]
+    job.save()
+    rig.worker(redis, rules).serve(burst=True)
+    verification = rig.verdict_of(redis, evidence.id)
+    assert verification["verdict"] == "unverified"
+    assert verification["reasons"] == ["job_failed: ZeroDivisionError"]
+    assert len(calls) == 4
+
+
+def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: str) -> None:
+    slow = [2.5]
+
+    def trouble(_requests: object) -> None:
+        time.sleep(slow.pop() if slow else 0)
+
+    rules = settings(valkey_url, verification={"job_timeout": 1})
+    id = rig.submit(redis, rules, [answer()])
+    stop = threading.Event()
+    reference = ToyReference(trouble)
+    loop = rig.worker(redis, rules, {"toy": reference}, stop)
+    threading.Thread(target=lambda: (rig.verdict_of(redis, id), stop.set()), daemon=True).start()
+    loop.serve()
+    assert rig.verdict_of(redis, id)["audited"] is True
+    assert reference.batches == [1, 1]
+
+
+def test_waiting_retries_are_released_when_due(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", (1, 1, 1))
+    rules, reference = settings(valkey_url), ToyReference(failing("timeout", 1))
+    id = rig.submit(redis, rules, [answer()])
+    stop = threading.Event()
+    loop = rig.worker(redis, rules, {"toy": reference}, stop)
+    threading.Thread(target=lambda: (rig.verdict_of(redis, id), stop.set()), daemon=True).start()
+    began = time.monotonic()
+    loop.serve()
+    assert 1 <= time.monotonic() - began < 6
+    assert reference.batches == [1, 1]
+
+
+def test_a_client_seed_is_marked(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    evidence = answer(sampling=Sampling(temperature=0.0, seed=1, client_seed=True, max_tokens=12))
+    rig.submit(redis, rules, [evidence])
+    rig.worker(redis, rules).serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id)["client_seed"] is True
+
+
+def test_an_unknown_model_is_still_checked(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    evidence = replace(answer(), model="gone")
+    rig.submit(redis, rules, [evidence])
+    rig.worker(redis, rules, {"toy": ToyReference()}).serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id)["audited"] is False

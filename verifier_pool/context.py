@@ -1,0 +1,72 @@
+"""What jobs need and Redis must not carry: settings, references, profiles, the audit secret. One per process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policies.profile import Profile
+
+from policies.errors import ProfileError, SettingsError
+from policies.settings import Settings
+from verifier_pool.reference import open_reference
+from verifier_pool.reference.base import Reference
+from verifier_pool.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Made by the worker before it takes work; jobs only read it."""
+
+    settings: Settings
+    store: Store
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    secret: bytes = b""
+
+
+_current: Context | None = None
+
+
+def use(context: Context | None) -> None:
+    """Make this the process's context."""
+    global _current
+    _current = context
+
+
+def current() -> Context:
+    """The process's context. Raises RuntimeError outside a worker."""
+    if _current is None:
+        raise RuntimeError("jobs run inside a worker, which sets their context")
+    return _current
+
+
+def open_references(settings: Settings) -> dict[str, Reference]:
+    """Start the reference of every model that has one. Raises SettingsError."""
+    references: dict[str, Reference] = {}
+    try:
+        for name, model in settings.models.items():
+            if model.reference is not None:
+                references[name] = open_reference(name, model.reference)
+    except BaseException:
+        for reference in references.values():
+            reference.close()
+        raise
+    return references
+
+
+def read_profiles(settings: Settings) -> dict[str, Profile]:
+    """Read the profile of every model that has one. Raises SettingsError, which names the key."""
+    profiles: dict[str, Profile] = {}
+    for name, model in settings.models.items():
+        if model.profile is None:
+            continue
+        key = f"models.{name}.profile"
+        try:
+            profiles[name] = Profile.from_json(Path(model.profile).read_text())
+        except OSError as error:
+            raise SettingsError(key, f"a readable file, not {model.profile!r} ({error.strerror})") from error
+        except (ProfileError, ValueError) as error:
+            raise SettingsError(key, f"a profile written by countersign calibrate ({error})") from error
+    return profiles

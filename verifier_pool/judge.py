@@ -1,0 +1,123 @@
+"""From evidence to a verification: CPU checks, a blind replay when audited, one verdict.
+
+Order matters for honesty, not for speed: the reference is asked before any check has run, and with token ids
+only, so neither the claim nor a CPU result can colour a replay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from policies.profile import Profile
+
+from policies import distance, selection, structure
+from policies.checks import Check, Result, Verdict
+from policies.errors import ReplayError
+from policies.evidence import Evidence, Replay
+from policies.settings import ModelSettings
+from policies.verdict import combine, over_choices
+from verifier_pool.reference.base import Reference, ReplayRequest
+from verifier_pool.verification import Verification, describe
+
+FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
+"""Replay failures that trying again cannot cure."""
+
+
+def judge(
+    choices: Sequence[Evidence],
+    *,
+    model: ModelSettings,
+    reference: Reference | None,
+    profile: Profile | None,
+    audited: bool,
+    last_try: bool = True,
+) -> Verification:
+    """Judge the choices of one response.
+
+    Args:
+        audited: chosen for replay; ignored without a reference.
+        last_try: whether a passing trouble of the reference is final; then `distance` is inconclusive with
+            its reason.
+
+    Raises:
+        ReplayError: the reference had a passing trouble and this is not the last try.
+        ValueError: there is no choice.
+    """
+    if not choices:
+        raise ValueError("a response without choices cannot be judged")
+    replays: Sequence[Replay | ReplayError | None] = [None] * len(choices)
+    if audited and reference is not None:
+        replays = replay_choices(choices, reference, last_try=last_try)
+    verdicts = [_judge_one(choice, replay, model, profile) for choice, replay in zip(choices, replays, strict=True)]
+    overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
+    return describe(choices, verdicts, overall, time.time())
+
+
+def replay_choices(choices: Sequence[Evidence], reference: Reference, *, last_try: bool) -> list[Replay | ReplayError]:
+    """Replay what can be replayed, in one batch; a choice that cannot holds its error instead.
+
+    Raises:
+        ReplayError: a passing trouble, when this is not the last try.
+    """
+    fit = [choice for choice in choices if _can_replay(choice)]
+    replays = iter(_replay_batch(fit, reference, last_try))
+    nothing = ReplayError("nothing_to_replay", "prompt or output ids are missing")
+    return [next(replays) if _can_replay(choice) else nothing for choice in choices]
+
+
+def _can_replay(choice: Evidence) -> bool:
+    return len(choice.prompt_ids) > 0 and len(choice.output_ids) > 0
+
+
+def _replay_batch(choices: Sequence[Evidence], reference: Reference, last_try: bool) -> list[Replay | ReplayError]:
+    if not choices:
+        return []
+    try:
+        return list(reference.replay([_request(choice) for choice in choices]))
+    except ReplayError as error:
+        final = error.reason in FINAL_REASONS
+        if not final and not last_try:
+            raise
+        if not final or len(choices) == 1:
+            return [error] * len(choices)
+    # One sequence spoils its batch; alone, the others still get their replay.
+    return [result for choice in choices for result in _replay_batch([choice], reference, last_try)]
+
+
+def _request(choice: Evidence) -> ReplayRequest:
+    return ReplayRequest(choice.prompt_ids, choice.output_ids, choice.endpoint, choice.request, choice.index)
+
+
+def _judge_one(
+    choice: Evidence, replay: Replay | ReplayError | None, model: ModelSettings, profile: Profile | None
+) -> Verdict:
+    rendered = replay.prompt_ids if isinstance(replay, Replay) else None
+    checks = [
+        structure.check(
+            choice,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            rendered_prompt=rendered,
+        ),
+        selection.check(choice),
+    ]
+    if isinstance(replay, Replay):
+        checks.append(distance.check(choice, replay, profile))
+    elif isinstance(replay, ReplayError):
+        checks.append(Check("distance", Result.INCONCLUSIVE, replay.reason))
+    if model.experts:
+        checks.append(_routing(choice))
+    return combine(checks, audited=replay is not None)
+
+
+def _routing(choice: Evidence) -> Check:
+    """Says that expert ids exist or not; comparing them needs a reference that captures its own."""
+    if choice.routed_experts is not None:
+        reason = "not_checked_yet"
+    elif choice.stream:
+        reason = "stream: this backend's streams carry no expert ids"
+    else:
+        reason = "no_routed_experts"
+    return Check("routing", Result.INCONCLUSIVE, reason)

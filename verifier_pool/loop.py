@@ -1,0 +1,232 @@
+"""One worker process on one queue: rq's bookkeeping under a loop that outlives Redis and stops politely.
+
+rq's own `work()` quits when Redis goes away, reports no heartbeat while a job runs in its process, and needs a
+second process for retries that wait. This loop leaves the state machine of a job to rq and does those three.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError, WatchError
+from rq import Queue, SimpleWorker
+from rq.exceptions import DequeueTimeout
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+
+from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
+
+logger = logging.getLogger(__name__)
+
+ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB})
+
+
+class RefusedJob(Exception):
+    """Somebody queued a function that is not ours."""
+
+
+class OurJob(Job):
+    """A job that runs our functions only: whoever can write to Redis must not be able to run code here."""
+
+    @property
+    def func(self) -> Any:
+        if self.func_name not in ALLOWED or self.instance is not None:
+            self.retries_left = 0
+            raise RefusedJob("the function is not on the allow-list")
+        return super().func
+
+    success_callback = failure_callback = stopped_callback = property(lambda self: None)
+
+    def send_webhooks(self, *args: Any, **kwargs: Any) -> None:
+        """rq's own webhooks know neither signatures nor an address guard."""
+
+
+class Loop(SimpleWorker):
+    """Takes jobs until `stop` is set; a job that runs then is finished first.
+
+    Args:
+        on_failed: called with a job's id and a reason when it failed for good (retries exhausted, its worker
+            killed too often, refused).
+        on_tick: called between jobs, about once a second.
+        on_timer: called every `timer_seconds` by a thread, so also during a long job.
+
+    Class attributes are seconds. A worker killed with its job is noticed after `patience` and a maintenance.
+    """
+
+    job_class = OurJob
+    patience = 25
+    pulse = 5.0
+    timer_seconds = 10.0
+    watchdog_grace = 60.0
+    log_result_lifespan = False
+
+    def __init__(
+        self,
+        queue: str,
+        redis: Redis,
+        stop: threading.Event,
+        *,
+        on_failed: Callable[[str, str], None],
+        on_tick: Callable[[], object] | None = None,
+        on_timer: Callable[[], object] | None = None,
+        maintenance_interval: int = 10,
+    ) -> None:
+        super().__init__(
+            [Queue(queue, connection=redis, serializer=JSONSerializer, job_class=OurJob)],
+            connection=redis,
+            worker_ttl=45,
+            maintenance_interval=maintenance_interval,
+            serializer=JSONSerializer,
+            exception_handlers=[self._on_exception],
+            log_job_description=False,
+        )
+        self._stop = stop
+        self._on_failed = on_failed
+        self._on_tick = on_tick
+        self._on_timer = on_timer
+        self._running: tuple[Job, Execution, float] | None = None
+
+    def serve(self, burst: bool = False) -> int:
+        """Work; returns how many jobs ran. With `burst` it ends when no job waits or is due.
+
+        Raises:
+            RedisError: Redis went away. The job at hand, if any, is retried by whoever comes next.
+        """
+        done = 0
+        self.bootstrap("WARNING")
+        ended = threading.Event()
+        pulse = threading.Thread(target=self._pulse, args=(ended,), name="pulse", daemon=True)
+        pulse.start()
+        try:
+            next_tick = 0.0
+            while not self._stop.is_set():
+                if time.monotonic() >= next_tick:
+                    self._tick()
+                    next_tick = time.monotonic() + 1
+                taken = self._take(None if burst else 1)
+                if taken is not None:
+                    self.execute_job(*taken)
+                    done += 1
+                elif burst:
+                    break
+        finally:
+            ended.set()
+            pulse.join(timeout=self.pulse)
+            self._leave()
+        return done
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        execution = self.prepare_execution(job)
+        self._running = job, execution, time.monotonic()
+        try:
+            self.perform_job(job, queue, execution)
+        finally:
+            self._running = None
+
+    def handle_job_failure(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
+        super().handle_job_failure(job, queue, *args, **kwargs)
+        if not job.should_retry and job.get_status(refresh=False) == JobStatus.FAILED:
+            self._on_failed(job.id, "job_failed")
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        return self.patience
+
+    def subscribe(self) -> None:
+        """No remote control: commands over a channel would let anybody in Redis stop a worker."""
+
+    def unsubscribe(self) -> None:
+        """Nothing was subscribed."""
+
+    def procline(self, message: str) -> None:
+        """The process keeps its name."""
+
+    def _tick(self) -> None:
+        self.heartbeat()
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+        self._release_due()
+        if self._on_tick is not None:
+            self._on_tick()
+
+    def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        try:
+            return Queue.dequeue_any(
+                self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
+            )
+        except DequeueTimeout:
+            return None
+        except RedisError:
+            raise
+        except Exception as error:
+            id = getattr(error, "job_id", None)
+            if id is None:
+                raise
+            logger.error("job %s cannot be read (%s); dropped", id, type(error).__name__)
+            self.queues[0].intermediate_queue.remove(id)
+            self._on_failed(id, "job_unreadable")
+            return None
+
+    def _release_due(self) -> None:
+        """Queue the retries whose time has come. A rival worker doing the same wins or loses as a whole."""
+        queue = self.queues[0]
+        registry = queue.scheduled_job_registry
+        with self.connection.pipeline() as pipeline:
+            pipeline.watch(registry.key)  # type: ignore[no-untyped-call]
+            due = registry.get_jobs_to_schedule()
+            if not due:
+                return
+            jobs = OurJob.fetch_many(due, connection=self.connection, serializer=JSONSerializer)
+            pipeline.multi()
+            for id, job in zip(due, jobs, strict=True):
+                pipeline.zrem(registry.key, id)
+                if job is not None:
+                    queue._enqueue_job(job, pipeline=pipeline)
+            try:
+                pipeline.execute()
+            except WatchError:
+                return
+
+    def _pulse(self, ended: threading.Event) -> None:
+        next_timer = 0.0
+        while not ended.wait(self.pulse):
+            try:
+                self._beat()
+                if self._on_timer is not None and time.monotonic() >= next_timer:
+                    next_timer = time.monotonic() + self.timer_seconds
+                    self._on_timer()
+            except RedisError as error:
+                logger.warning("no heartbeat: %s", type(error).__name__)
+            except Exception:
+                logger.exception("the timer failed")
+
+    def _beat(self) -> None:
+        running = self._running
+        if running is None:
+            return
+        job, execution, since = running
+        limit = (job.timeout or 0) + self.watchdog_grace
+        if time.monotonic() - since > limit:
+            # The alarm of the time-out never reached Python: the engine hangs in native code.
+            logger.critical("job %s hangs %d s past its time-out; this worker ends", job.id, self.watchdog_grace)
+            os._exit(70)
+        self.maintain_heartbeats(job, execution)
+
+    def _on_exception(self, job: Job, kind: type[BaseException], error: BaseException, trace: Any) -> bool:
+        """Also called for a job whose worker was killed, which passes by `handle_job_failure`."""
+        logger.warning("job %s: %s", job.id, kind.__name__)
+        if not job.should_retry:
+            self._on_failed(job.id, f"job_failed: {kind.__name__}")
+        return True
+
+    def _leave(self) -> None:
+        try:
+            self.register_death()  # type: ignore[no-untyped-call]
+        except RedisError:
+            logger.warning("Redis is gone; this worker's record there expires by itself")

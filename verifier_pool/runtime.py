@@ -1,0 +1,108 @@
+"""What every worker process needs around its loop: Redis, outages, signals and a child process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from policies.errors import SettingsError, StoreUnavailable
+from policies.settings import Settings, parse_settings, store_url
+
+logger = logging.getLogger("countersign.worker")
+
+BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits between attempts to reach Redis; the last one repeats."""
+
+
+def read_settings(config: str | None) -> Settings:
+    """Settings from `--config`, else $COUNTERSIGN_CONFIG, else ./countersign.yaml. Raises SettingsError."""
+    path = Path(config or os.environ.get("COUNTERSIGN_CONFIG") or "countersign.yaml")
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise SettingsError("--config", f"a readable file, not {str(path)!r} ({error.strerror})") from error
+    return parse_settings(text, os.environ)
+
+
+def connect(settings: Settings) -> Redis:
+    """A client of the operator's Redis or the embedded Valkey; connects with its first command."""
+    # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
+    return Redis.from_url(store_url(settings, os.environ), retry=Retry(NoBackoff(), 1), socket_connect_timeout=5)
+
+
+def through_outages(work: Callable[[], Any], stop: threading.Event, *, burst: bool = False) -> None:
+    """Call `work` until it returns; when Redis goes away, wait and call it again.
+
+    Raises:
+        StoreUnavailable: Redis did not answer and `burst` says not to wait for it.
+    """
+    attempt = 0
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            work()
+            return
+        except RedisError as error:
+            if burst:
+                raise StoreUnavailable(f"Redis: {type(error).__name__}") from error
+            attempt = 0 if time.monotonic() - began > 30 else attempt
+            wait = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+            attempt += 1
+            logger.warning("Redis does not answer (%s); trying again in %.1f s", type(error).__name__, wait)
+            stop.wait(wait)
+
+
+def stop_on_signals(stop: threading.Event) -> None:
+    """SIGTERM and SIGINT let the job at hand finish; a second one does not wait for it."""
+
+    def request(number: int, _frame: Any) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        logger.info("%s: finishing the job at hand", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, request)
+
+
+class Child:
+    """A process that lives as long as this one, started again when it dies."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = [*command, "--parent", str(os.getpid())]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
+
+    def keep(self) -> None:
+        """Start it if it does not run; at most once in five seconds."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if time.monotonic() < self._not_before:
+            return
+        if self._process is not None:
+            logger.warning("the webhook process ended with %s; starting it again", self._process.returncode)
+        self._not_before = time.monotonic() + 5
+        self._process = subprocess.Popen(self._command)
+
+    def end(self) -> None:
+        """Ask it to finish and wait; after 20 seconds it is killed."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
