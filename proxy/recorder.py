@@ -26,6 +26,7 @@ from proxy.outage import Outage
 from proxy.verification import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation, unverified
 from verifier_pool.queue import (
     OPEN,
+    PREFIX,
     STORE_VERDICT,
     VERIFY_JOB,
     VERIFY_QUEUE,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 _PROBE = 0.25
+_PROBE_KEY = PREFIX + "probe"
 _MOST_LOST = 100_000
 
 
@@ -177,10 +179,11 @@ class Recorder:
             self._metrics.unrecorded.add(1, {"reason": BACKLOG})
             self._decide(generation, BACKLOG)
             return
+        # One transaction, in which rq has to come first: it opens it itself.
         pipeline = self._redis.pipeline()
+        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **verify_options(generation.id, rules))
         pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
         pipeline.zadd(OPEN, {generation.id: time.time() + rules.lost_after})
-        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **verify_options(generation.id, rules))
         pipeline.execute()
 
     def _decide(self, generation: Generation, reason: str) -> None:
@@ -205,7 +208,7 @@ class Recorder:
             return
         self._next_probe = time.monotonic() + _PROBE
         try:
-            self._probe.ping()
+            self._probe.set(_PROBE_KEY, b"", ex=60)  # a write: a full Redis answers a PING too
             self._outage.recovered()
             while self._lost:
                 self._decide(self._lost[0].generation, self._lost[0].reason)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, embedded_dir, parse_settings, store_url
@@ -24,6 +25,7 @@ from proxy.services import Drain
 logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
+_SHUTDOWN_SECONDS = 5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,10 +80,10 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None:
-    drain = Drain()
-    config = uvicorn.Config(
-        create_app(settings, redis_url, drain),
+def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    """How uvicorn runs the application."""
+    return uvicorn.Config(
+        app,
         http="httptools",
         loop="uvloop",
         ws="none",
@@ -89,15 +91,19 @@ def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None
         log_config=None,
         access_log=False,
         server_header=False,
-        # Behind no keys the peer's address decides; a header must not be able to change it.
+        # Without keys the peer's address decides; a header must not be able to change it.
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+
+
+def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None:
+    drain = Drain()
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
-    _Server(config, drain).run(sockets=[listening])
+    _Server(uvicorn_config(create_app(settings, redis_url, drain)), drain).run(sockets=[listening])
 
 
 def _bind(settings: Settings) -> socket.socket:

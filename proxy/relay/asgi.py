@@ -50,8 +50,9 @@ async def answer_json(
 
 
 async def answer_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """An OpenAI-shaped error."""
-    await answer_json(send, error.status, error.body(), headers)
+    """An OpenAI-shaped error; one that passes by itself says when to come again."""
+    again = [(b"retry-after", b"1")] if error.status == 503 else []
+    await answer_json(send, error.status, error.body(), [*headers, *again])
 
 
 async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:

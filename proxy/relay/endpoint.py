@@ -101,4 +101,4 @@ def _hint(headers: Mapping[bytes, bytes], client: Client) -> str | None:
 
 
 def _closing(services: Services) -> list[tuple[bytes, bytes]]:
-    return [(b"connection", b"close"), (b"retry-after", b"1")] if services.drain.draining else []
+    return [(b"connection", b"close")] if services.drain.draining else []

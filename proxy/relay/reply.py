@@ -71,10 +71,7 @@ class Reply:
             return
         self.status = error.status
         self.delivered = True
-        extra = self._our_headers([]) if self._record.opened else []
-        if error.status == 503:
-            extra.append((b"retry-after", b"1"))
-        await answer_error(self._send, error, extra)
+        await answer_error(self._send, error, self._our_headers([]) if self._record.opened else [])
 
     async def _stream(self, response: UpstreamResponse, tap: Tap) -> None:
         await self._start(response.status, names.client_headers(response.headers))

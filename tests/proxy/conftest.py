@@ -1,0 +1,111 @@
+"""Fixtures: one Valkey per module, a scripted backend and a proxy per test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import redis
+
+from policies import codec
+from policies.evidence import Evidence
+from tests.support.fake_backend import FakeBackend
+from tests.support.running import RunningProxy, settings_for
+from tests.support.valkey import Valkey
+from verifier_pool.queue import VERDICTS, evidence_key, verdict_key
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "count"}]}
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    with FakeBackend() as server:
+        yield server
+
+
+@dataclass
+class Rig:
+    """A proxy with one scripted backend, a client, and a look into Redis."""
+
+    backend: FakeBackend
+    proxy: RunningProxy
+    http: httpx.Client
+    redis: redis.Redis
+
+    def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        """POST a chat request."""
+        return self.http.post("/v1/chat/completions", json=CHAT | fields, headers=headers)
+
+    def recorded(self, id: str, timeout: float = 5.0) -> list[Evidence] | dict[str, Any]:
+        """What Redis got to know of a response: its evidence, or the verdict the proxy gave itself."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if (packed := self.redis.get(evidence_key(id))) is not None:
+                return codec.unpack(packed)
+            if (verdict := self.redis.get(verdict_key(id))) is not None:
+                return orjson.loads(verdict)
+            time.sleep(0.01)
+        raise AssertionError(f"nothing was recorded of {id}")
+
+    def evidence(self, id: str) -> Evidence:
+        """The evidence of a response with one choice."""
+        found = self.recorded(id)
+        assert isinstance(found, list), found
+        (only,) = found
+        return only
+
+    def verdict(self, id: str) -> dict[str, Any]:
+        """The verdict the proxy wrote itself."""
+        found = self.recorded(id)
+        assert isinstance(found, dict), found
+        return found
+
+    def decide(self, id: str, word: str, owner: str) -> None:
+        """Do as a worker does."""
+        document = {
+            "id": id,
+            "object": "verification",
+            "status": "done",
+            "verdict": word,
+            "reasons": [],
+            "checks": [],
+            "backend": "b1",
+            "model": "m",
+            "audited": True,
+            "created": 1.0,
+            "decided": 2.0,
+            "owner": owner,
+        }
+        self.redis.set(verdict_key(id), orjson.dumps(document), nx=True, ex=60)
+        self.redis.publish(VERDICTS, id)
+
+
+@pytest.fixture
+def make_rig(backend: FakeBackend, valkey: Valkey) -> Iterator[Callable[..., Rig]]:
+    """A rig with settings of the test's own."""
+    with ExitStack() as stack:
+
+        def make(*more_urls: str, **sections: Any) -> Rig:
+            proxy = stack.enter_context(RunningProxy(settings_for(backend.url, *more_urls, **sections), valkey.url))
+            http = stack.enter_context(httpx.Client(base_url=proxy.url, timeout=10))
+            return Rig(backend, proxy, http, stack.enter_context(valkey.client()))
+
+        yield make
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    """A rig with the defaults."""
+    return make_rig()

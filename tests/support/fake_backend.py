@@ -1,0 +1,172 @@
+"""A scripted backend on a raw socket: exact bytes, exact boundaries, exact timing, and notes of what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection, with a FIN or (`reset`) with an RST."""
+
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Until:
+    """Wait until the test sets the event."""
+
+    event: threading.Event
+
+
+@dataclass(frozen=True)
+class PeerCloses:
+    """Wait until the other side has closed."""
+
+
+Step = bytes | float | Close | Until | PeerCloses
+"""Bytes are written (and flushed) as they are; a number is a pause in seconds."""
+
+
+@dataclass
+class Received:
+    """One request as it arrived. Times are on the monotonic clock."""
+
+    line: bytes
+    headers: dict[bytes, bytes]
+    raw_headers: bytes
+    body: bytes
+    connection: int
+    at: float
+    sent: list[float] = field(default_factory=list)
+    peer_closed: threading.Event = field(default_factory=threading.Event)
+    peer_closed_at: float = 0.0
+
+
+Script = Sequence[Step] | Callable[[Received], Sequence[Step]]
+
+
+class FakeBackend:
+    """A context manager that serves `script` to every request, or the scripts of `queue` one after the other."""
+
+    def __init__(self, script: Script = ()) -> None:
+        self.script = script
+        self.queue: list[Script] = []
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._up = threading.Event()
+        self._over: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def last(self) -> Received:
+        """The latest request."""
+        return self.requests[-1]
+
+    def __enter__(self) -> FakeBackend:
+        self._thread.start()
+        assert self._up.wait(5)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._over is not None
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._over = asyncio.Event()
+        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = server.sockets[0].getsockname()[1]
+        self._up.set()
+        await self._over.wait()
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        number = self.connections
+        try:
+            while (request := await _read(reader, number)) is not None:
+                self.requests.append(request)
+                script = self.queue.pop(0) if self.queue else self.script
+                steps = script(request) if callable(script) else script
+                if not await _play(steps, request, reader, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await writer.wait_closed()
+
+
+async def _read(reader: asyncio.StreamReader, connection: int) -> Received | None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    line, *rows = head[:-4].split(b"\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (row.partition(b":") for row in rows)}
+    body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
+    return Received(line, headers, b"\r\n".join(rows), body, connection, time.monotonic())
+
+
+async def _play(
+    steps: Sequence[Step], request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
+    """Act the script; false when the connection is over."""
+    watching = asyncio.ensure_future(_watch(reader, request))
+    try:
+        for step in steps:
+            match step:
+                case bytes():
+                    request.sent.append(time.monotonic())
+                    writer.write(step)
+                    await writer.drain()
+                case Close(reset):
+                    if reset:
+                        writer.transport.abort()
+                    return False
+                case Until(event):
+                    while not event.is_set():
+                        await asyncio.sleep(0.005)
+                case PeerCloses():
+                    while not request.peer_closed.is_set():
+                        await asyncio.sleep(0.005)
+                    return False
+                case _:
+                    await asyncio.sleep(step)
+        return not request.peer_closed.is_set()
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(reader: asyncio.StreamReader, request: Received) -> None:
+    """Note when the other side closes. Requests are not pipelined here, so any end of input is a close."""
+    while not reader.at_eof() and reader.exception() is None:
+        await asyncio.sleep(0.002)
+    request.peer_closed_at = time.monotonic()
+    request.peer_closed.set()

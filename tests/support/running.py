@@ -1,0 +1,63 @@
+"""The proxy under a real uvicorn, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import uvicorn
+
+from policies.settings import Settings
+from proxy.app import create_app
+from proxy.serve import uvicorn_config
+from proxy.services import Drain, Services
+
+
+class RunningProxy:
+    """A context manager; `settings` without host and port, a free port is taken."""
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        self.drain = Drain()
+        self.app = create_app(settings, redis_url, self.drain)
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn_config(self.app))
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def services(self) -> Services:
+        """Its parts."""
+        services: Services = self.app.state.services
+        return services
+
+    def __enter__(self) -> RunningProxy:
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self._server.started:
+            assert time.monotonic() < deadline
+            assert self._thread.is_alive()
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.should_exit = True
+        self._thread.join(15)
+        assert not self._thread.is_alive()
+
+
+def settings_for(*urls: str, **sections: Any) -> Settings:
+    """Settings with one model `m` (called `served` by its backends) and a backend `b1`, `b2`, … per URL."""
+    backends = [
+        {"name": f"b{n}", "url": url, "model": "m", "served_model": "served", "runtime": "vllm-0.32-v2"}
+        for n, url in enumerate(urls, 1)
+    ]
+    return Settings.model_validate({"models": {"m": {"vocab_size": 1000}}, "backends": backends} | sections)
