@@ -25,6 +25,7 @@ ABOUT = {
     layout.SPOOFER: "FP8 weights, reports the bf16 model's logprobs",
 }
 CALIBRATION_REQUESTS = 48
+CALIBRATION_LENGTHS = "48,64,96"
 START_SECONDS = 600.0
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 
@@ -143,7 +144,7 @@ def _start_backends(
 def _calibrate(children: Children, config: Path, profile: Path, tick: Callable[[str], None]) -> None:
     profile.parent.mkdir(parents=True, exist_ok=True)
     command = [*COUNTERSIGN, "calibrate", "--config", str(config), "--backend", layout.HONEST]
-    counts = ["--requests", str(CALIBRATION_REQUESTS), "--output", str(profile)]
+    counts = ["--requests", str(CALIBRATION_REQUESTS), "--lengths", CALIBRATION_LENGTHS, "--output", str(profile)]
     child = children.start("calibrate", [*command, *counts], servers.environment())
     children.finish(child, START_SECONDS, tick)
 

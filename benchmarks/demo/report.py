@@ -66,11 +66,13 @@ def _metric(name: str, outcomes: Sequence[Outcome]) -> str:
         share = violations / checked if checked else 0.0
         return f"selection: {share:.1%} of tokens cannot be drawn from the claim ({violations:.0f} of {checked:.0f})"
     if name == "distance":
-        values = sorted(float(row["mean_abs"]) for row in rows if row.get("mean_abs") is not None)
-        if not values:
-            return "distance: –"
-        return f"distance: mean |Δ logprob| {values[0]:.3f} to {values[-1]:.3f}"
+        return f"distance: {_range(rows, 'drift_topk')} nats between claim and replay"
     return name
+
+
+def _range(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = sorted(float(row[key]) for row in rows if row.get(key) is not None)
+    return f"{values[0]:.3f} to {values[-1]:.3f}" if values else "no"
 
 
 def _total(rows: Sequence[Mapping[str, Any]], key: str) -> float:
