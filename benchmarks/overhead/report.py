@@ -48,7 +48,11 @@ class Result:
     @property
     def errors(self) -> Counter[tuple[str, str]]:
         """How often each arm met each error."""
-        return Counter((row.arm, row.error) for row in self.rows if row.error)
+        found = Counter((row.arm, row.error) for row in self.rows if row.error)
+        for cost in self.costs:
+            if cost.undecided:
+                found[cost.arm, "burst ended without all verdicts"] += 1
+        return found
 
     def samples(self, arm: str, concurrency: int, metric: str) -> Rounds:
         """A metric of all healthy requests, by round."""

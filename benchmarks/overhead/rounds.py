@@ -50,7 +50,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One burst: CPU milliseconds of the proxy and worker processes until the last verdict, and their memory."""
+    """One burst: CPU milliseconds of the proxy and worker processes until the last verdict, and the proxy's memory.
+
+    `undecided` counts generations of this benchmark that had no verdict when patience ended.
+    """
 
     round: int
     burst: int
@@ -62,6 +65,7 @@ class Cost:
     proxy_cpu_ms: float
     worker_cpu_ms: float
     settle_ms: float
+    undecided: int
     proxy_peak_mib: float
 
 
@@ -113,8 +117,8 @@ class Bench:
         offsets = np.sort(self._rng.uniform(0.0, load.spread, load.concurrency))
         before = self._cpu()
         timed = await burst(self._target(arm, load.tokens), offsets, self._timeout)
+        settle, undecided = self._settle() if arm != "direct" else (0.0, 0)
         await asyncio.sleep(QUIET_SECONDS)
-        settle = self._settle() if arm != "direct" else 0.0
         after = self._cpu()
         rows = [self._row(number, arm, load, one) for one in timed]
         self.rows += rows
@@ -130,6 +134,7 @@ class Bench:
                 proxy_cpu_ms=(after[0] - before[0]) * 1000,
                 worker_cpu_ms=(after[1] - before[1]) * 1000,
                 settle_ms=settle * 1000,
+                undecided=undecided,
                 proxy_peak_mib=memory_bytes(self._stack.pid("proxy")) / 2**20,
             )
         )
@@ -150,17 +155,17 @@ class Bench:
     def _cpu(self) -> tuple[float, float]:
         return cpu_seconds(self._stack.pid("proxy")), cpu_seconds(self._stack.pid("worker"))
 
-    def _settle(self) -> float:
+    def _settle(self) -> tuple[float, int]:
         """Wait until every generation has its verdict, so that no burst pays for another one's verification.
+
+        Returns the seconds that took, and how many are still without.
 
         Blocks on purpose: nothing else is under way then.
         """
         start = time.monotonic()
-        while self._stack.undecided() and time.monotonic() < start + SETTLE_SECONDS:
-            time.sleep(0.01)
-        decided = time.monotonic() - start
-        time.sleep(QUIET_SECONDS)
-        return decided
+        while (left := self._stack.undecided()) and time.monotonic() < start + SETTLE_SECONDS:
+            time.sleep(0.002)
+        return time.monotonic() - start, left
 
     def _row(self, number: int, arm: str, load: Load, timed: Timed) -> Row:
         gaps = np.zeros(1)

@@ -34,8 +34,8 @@ def row(arm: str, number: int, ttft: float, **other: Any) -> Row:
     return Row(**values | other)
 
 
-def cost(arm: str, number: int, tokens: int, cpu: float) -> Cost:
-    return Cost(number, number, 1, tokens, arm, 2, 2 * tokens, cpu, 6.0, 5.0, 80.0)
+def cost(arm: str, number: int, tokens: int, cpu: float, undecided: int = 0) -> Cost:
+    return Cost(number, number, 1, tokens, arm, 2, 2 * tokens, cpu, 6.0, 5.0, undecided, 80.0)
 
 
 def result(*, extra: tuple[Row, ...] = (), **meta: Any) -> Result:
@@ -121,6 +121,14 @@ def test_failed_requests_are_counted_and_not_timed() -> None:
     assert "1 errors in 22 requests" in text
     assert "* async: status 502, 1 times" in text
     assert cells(text, "first token, p99")[2].startswith("0.50")
+
+
+def test_missing_verdicts_are_errors() -> None:
+    base = result()
+    costs = [*base.costs, cost("async", 3, TOKENS, 1.0, undecided=2)]
+    text = summary(Result(base.rows, costs, TOKENS, base.metadata))
+    assert "1 errors in 21 requests" in text
+    assert "async: burst ended without all verdicts" in text
 
 
 def test_an_arm_that_only_failed_has_no_figures() -> None:
