@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import socket
+import time
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.verifier_pool.receiver import Receiver, listening, status
+from verifier_pool import delivery
+
+PRIVATE = [
+    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+    "255.255.255.255", "192.0.2.1", "198.18.0.1", "192.88.99.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1",
+    "fd00:ec2::254", "ff02::1", "fec0::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+    "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:1::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_addresses_that_are_not_the_internet(address: str) -> None:
+    assert not delivery.is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1"])
+def test_addresses_that_are(address: str) -> None:
+    assert delivery.is_public(address)
+
+
+@given(st.ip_addresses(v=4, network="10.0.0.0/8") | st.ip_addresses(v=4, network="100.64.0.0/10"))
+def test_no_spelling_of_a_private_address_passes(address: object) -> None:
+    assert not delivery.is_public(str(address))
+    assert not delivery.is_public(f"::ffff:{address}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/", "http://localhost:1/", "http://0x7f000001:1/", "http://2130706433:1/",
+        "http://0177.0.0.1:1/", "http://[::1]:1/", "http://[::ffff:127.0.0.1]:1/", "http://169.254.169.254/latest",
+        "https://10.0.0.1/",
+    ],
+)  # fmt: skip
+def test_the_guard_holds_for_every_spelling(url: str) -> None:
+    outcome = delivery.post(url, {}, b"{}", allow_private=False, now=0)
+    assert outcome.error in ("blocked_address", "unreachable")
+    assert not outcome.delivered
+
+
+def test_the_guard_lets_nothing_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        assert delivery.post(receiver.url, {}, b"{}", allow_private=False, now=0).error == "blocked_address"
+        assert receiver.requests == []
+
+
+def test_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def two(*_: object, **__: object) -> list[object]:
+        return [(0, 0, 0, "", ("1.1.1.1", 443)), (0, 0, 0, "", ("127.0.0.1", 443))]
+
+    monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", two)
+    assert delivery.post("https://rebind.test/", {}, b"{}", allow_private=False, now=0).error == "blocked_address"
+
+
+def test_the_checked_address_is_the_one_connected_to() -> None:
+    with listening(Receiver(status(204))) as receiver:
+        port = receiver.url.rsplit(":", 1)[1].split("/")[0]
+        outcome = delivery.post(f"http://localhost:{port}/hook", {"x-a": "b"}, b"{}", allow_private=True, now=0)
+        assert outcome.delivered
+        headers, body = receiver.requests[0]
+        assert (headers["host"], headers["x-a"], body) == (f"localhost:{port}", "b", b"{}")
+
+
+def test_redirects_are_not_followed() -> None:
+    with listening(Receiver(status(302, location="http://127.0.0.1:1/"))) as receiver:
+        outcome = delivery.post(receiver.url, {}, b"{}", allow_private=True, now=0)
+        assert (outcome.status, outcome.delivered) == (302, False)
+        assert len(receiver.requests) == 1
+
+
+def test_retry_after_in_seconds_and_as_a_date() -> None:
+    date = "Sun, 06 Nov 1994 08:49:37 GMT"
+    answers = [status(429, retry_after=value) for value in ("7", date, "soon", "-1", "9" * 400)]
+    with listening(Receiver(*answers)) as receiver:
+        waits = [
+            delivery.post(receiver.url, {}, b"", allow_private=True, now=784_111_770).retry_after for _ in range(4)
+        ]
+        assert waits == [7.0, 7.0, None, None]
+
+
+def test_a_receiver_that_answers_for_ever_is_cut() -> None:
+    def endless(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"x" * 65536)
+
+    with listening(Receiver(endless)) as receiver:
+        began = time.monotonic()
+        assert delivery.post(receiver.url, {}, b"{}", allow_private=True, now=0).delivered
+        assert time.monotonic() - began < 2
+
+
+def test_a_receiver_that_drips_its_headers_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "TIMEOUT_SECONDS", 0.6)
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n")
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    with listening(Receiver(drip)) as receiver:
+        began = time.monotonic()
+        assert delivery.post(receiver.url, {}, b"{}", allow_private=True, now=0).error == "timeout"
+        assert time.monotonic() - began < 2
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/"
+        assert delivery.post(url, {}, b"{}", allow_private=True, now=0).error == "unreachable"
+    assert delivery.post("http://", {}, b"{}", allow_private=True, now=0).error == "unreachable"

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from redis import Redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from policies import codec
+from tests.verifier_pool import rig
+from tests.verifier_pool.toy import answer, settings
+from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key
+from verifier_pool.store import Store
+from verifier_pool.sweeper import sweep
+from verifier_pool.verification import unverified
+
+NOW = time.time()
+
+
+@pytest.fixture
+def store(redis: Redis) -> Store:
+    return Store(redis, verdict_ttl=600)
+
+
+def test_a_proxy_that_died(redis: Redis, store: Store) -> None:
+    rules = settings("redis://x").verification
+    rig.intent(redis, "a" * 32, NOW - 1)
+    rig.intent(redis, "b" * 32, NOW + 100)
+    assert sweep(store, rules, NOW) == 1
+    verification = store.verdict("a" * 32)
+    assert verification is not None
+    assert (verification["verdict"], verification["reasons"]) == ("unverified", ["proxy_lost"])
+    assert verification["backend"] == "honest"
+    assert not store.decided("b" * 32)
+    assert redis.zcard(OPEN) == 1
+
+
+def test_a_job_that_waits_is_left_alone(redis: Redis, store: Store) -> None:
+    rules = settings("redis://x")
+    id = rig.submit(redis, rules, [answer()])
+    redis.zadd(OPEN, {id: NOW - 1})
+    assert sweep(store, rules.verification, NOW) == 0
+    assert not store.decided(id)
+    assert redis.zscore(OPEN, id) == pytest.approx(NOW + rules.verification.lost_after)
+
+
+def test_evidence_whose_job_was_lost_is_queued_again(redis: Redis, store: Store) -> None:
+    rules = settings("redis://x")
+    evidence = answer()
+    rig.intent(redis, evidence.id, NOW - 1)
+    redis.set(evidence_key(evidence.id), codec.pack([evidence]), ex=60)
+    assert sweep(store, rules.verification, NOW) == 0
+    assert Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [evidence.id]
+    rig.worker(redis, rules).serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id)["verdict"] == "unaudited"
+
+
+def test_evidence_that_expired_before_its_job_ran(redis: Redis, store: Store) -> None:
+    rules = settings("redis://x")
+    id = rig.submit(redis, rules, [answer()])
+    queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+    queue.fetch_job(id).cancel()
+    redis.delete(evidence_key(id))
+    redis.zadd(OPEN, {id: NOW - 1})
+    assert sweep(store, rules.verification, NOW) == 1
+    verification = store.verdict(id)
+    assert verification is not None
+    assert verification["reasons"] == ["evidence_expired"]
+
+
+def test_a_verdict_is_never_overwritten(redis: Redis, store: Store) -> None:
+    rules = settings("redis://x").verification
+    store.settle(unverified("a" * 32, "backlog", None, 1.0))
+    redis.zadd(OPEN, {"a" * 32: NOW - 1})
+    assert sweep(store, rules, NOW) == 1
+    verification = store.verdict("a" * 32)
+    assert verification is not None
+    assert verification["reasons"] == ["backlog"]
+    assert redis.zcard(OPEN) == 0
+
+
+def test_the_loop_sweeps_by_itself(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from verifier_pool import worker
+    from verifier_pool.loop import Loop
+
+    monkeypatch.setattr(Loop, "pulse", 0.1)
+    rig.intent(redis, "a" * 32, NOW - 1)
+    stop = threading.Event()
+    threading.Thread(target=lambda: (rig.verdict_of(redis, "a" * 32), stop.set()), daemon=True).start()
+    worker.run_verify(settings(valkey_url), stop)
+    assert rig.verdict_of(redis, "a" * 32)["reasons"] == ["proxy_lost"]
