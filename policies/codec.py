@@ -21,8 +21,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from policies._records import PackedChoice, PackedClaim, PackedExperts, PackedSampling, PackedUsage, Record
 from policies.errors import EvidenceError
-from policies.evidence import Endpoint, Evidence, Ids, Sampling, Usage
+from policies.evidence import Evidence, Ids, Sampling, Usage
 
 VERSION = 1
 MAX_UNPACKED = 256 * 1024 * 1024
@@ -33,82 +34,8 @@ _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _EXPERT_DTYPES = {"u1": np.uint8, "u2": np.uint16, "i2": np.int16, "i4": np.int32}
 
 
-class _Usage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    prompt_tokens: int
-    completion_tokens: int
-    counted_prompt_tokens: int
-    counted_completion_tokens: int
-
-
-class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    client_seed: bool
-    max_tokens: int | None
-    min_tokens: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    ignore_eos: bool
-    stop: tuple[bytes, ...]
-    stop_token_ids: tuple[int, ...]
-    include_stop_str_in_output: bool
-    logit_bias: tuple[tuple[int, float], ...]
-    allowed_token_ids: tuple[int, ...]
-    bad_words: tuple[bytes, ...]
-    grammar: bool
-
-
-class _Claim(msgspec.Struct, forbid_unknown_fields=True):
-    rows: int
-    width: int
-    ids: bytes
-    logprobs: bytes
-
-
-class _Experts(msgspec.Struct, forbid_unknown_fields=True):
-    dtype: str
-    shape: tuple[int, int, int]
-    data: bytes
-
-
-class _Choice(msgspec.Struct, forbid_unknown_fields=True):
-    id: bytes
-    endpoint: Endpoint
-    backend: bytes
-    model: bytes
-    sampling: _Sampling
-    index: int
-    owner: bytes
-    runtime: bytes
-    precision: bytes
-    stream: bool
-    created: float
-    request: bytes
-    prompt_ids: bytes
-    output_ids: bytes
-    claim: _Claim
-    text: bytes
-    finish_reason: bytes | None
-    stop_reason: int | bytes | None
-    usage: _Usage | None
-    routed_experts: _Experts | None
-    faults: tuple[bytes, ...]
-    complete: bool
-    first_token_seconds: float | None
-    total_seconds: float | None
-
-
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    v: int
-    choices: list[_Choice]
-
-
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Record)
+_decoder = msgspec.msgpack.Decoder(Record)
 
 
 def pack(choices: Sequence[Evidence]) -> bytes:
@@ -160,15 +87,15 @@ def bytes_per_token(evidence: Evidence) -> float:
 
 def _encode(choices: Sequence[Evidence]) -> bytes:
     try:
-        return _encoder.encode(_Record(VERSION, [_choice(evidence) for evidence in choices]))
+        return _encoder.encode(Record(VERSION, [_choice(evidence) for evidence in choices]))
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise EvidenceError(f"evidence cannot be written: {error}") from error
 
 
-def _choice(evidence: Evidence) -> _Choice:
+def _choice(evidence: Evidence) -> PackedChoice:
     stop_reason = evidence.stop_reason
     usage = evidence.usage
-    return _Choice(
+    return PackedChoice(
         id=_bytes(evidence.id),
         endpoint=evidence.endpoint,
         backend=_bytes(evidence.backend),
@@ -189,7 +116,7 @@ def _choice(evidence: Evidence) -> _Choice:
         stop_reason=_bytes(stop_reason) if isinstance(stop_reason, str) else _maybe_int(stop_reason),
         usage=None
         if usage is None
-        else _Usage(
+        else PackedUsage(
             _int(usage.prompt_tokens),
             _int(usage.completion_tokens),
             _int(usage.counted_prompt_tokens),
@@ -203,7 +130,7 @@ def _choice(evidence: Evidence) -> _Choice:
     )
 
 
-def _evidence(choice: _Choice) -> Evidence:
+def _evidence(choice: PackedChoice) -> Evidence:
     stop_reason = choice.stop_reason
     usage = choice.usage
     claim_ids, claim_logprobs = _claim(choice.claim)
@@ -236,8 +163,8 @@ def _evidence(choice: _Choice) -> Evidence:
     )
 
 
-def _packed_sampling(sampling: Sampling) -> _Sampling:
-    return _Sampling(
+def _packed_sampling(sampling: Sampling) -> PackedSampling:
+    return PackedSampling(
         temperature=float(sampling.temperature),
         top_p=float(sampling.top_p),
         top_k=_int(sampling.top_k),
@@ -260,24 +187,24 @@ def _packed_sampling(sampling: Sampling) -> _Sampling:
     )
 
 
-def _sampling(packed: _Sampling) -> Sampling:
+def _sampling(packed: PackedSampling) -> Sampling:
     fields: dict[str, Any] = msgspec.structs.asdict(packed)
     fields["stop"] = tuple(map(_text, packed.stop))
     fields["bad_words"] = tuple(map(_text, packed.bad_words))
     return Sampling(**fields)
 
 
-def _packed_claim(evidence: Evidence) -> _Claim:
+def _packed_claim(evidence: Evidence) -> PackedClaim:
     if evidence.claim_ids.shape != evidence.claim_logprobs.shape:
         raise ValueError("claimed ids and logprobs differ in shape")
     ids = _id_bytes(evidence.claim_ids, 2)
     rows, width = evidence.claim_ids.shape
     if evidence.claim_logprobs.dtype.kind != "f":
         raise ValueError("claimed logprobs are not floating point")
-    return _Claim(rows, width, ids, np.ascontiguousarray(evidence.claim_logprobs, "<f4").tobytes())
+    return PackedClaim(rows, width, ids, np.ascontiguousarray(evidence.claim_logprobs, "<f4").tobytes())
 
 
-def _claim(packed: _Claim) -> tuple[Ids, NDArray[np.float32]]:
+def _claim(packed: PackedClaim) -> tuple[Ids, NDArray[np.float32]]:
     shape = _sized((packed.rows, packed.width), 4, packed.ids)
     _sized(shape, 4, packed.logprobs)
     ids = np.frombuffer(packed.ids, "<i4").reshape(shape)
@@ -285,17 +212,17 @@ def _claim(packed: _Claim) -> tuple[Ids, NDArray[np.float32]]:
     return ids.astype(np.int32, copy=False), logprobs.astype(np.float32, copy=False)
 
 
-def _packed_experts(experts: NDArray[np.integer] | None) -> _Experts | None:
+def _packed_experts(experts: NDArray[np.integer] | None) -> PackedExperts | None:
     if experts is None:
         return None
     name = f"{experts.dtype.kind}{experts.dtype.itemsize}"
     if name not in _EXPERT_DTYPES or experts.ndim != 3:
         raise ValueError(f"expert ids of dtype {experts.dtype} and {experts.ndim} dimensions")
     rows, layers, per_token = experts.shape
-    return _Experts(name, (rows, layers, per_token), np.ascontiguousarray(experts, f"<{name}").tobytes())
+    return PackedExperts(name, (rows, layers, per_token), np.ascontiguousarray(experts, f"<{name}").tobytes())
 
 
-def _experts(packed: _Experts | None) -> NDArray[np.integer] | None:
+def _experts(packed: PackedExperts | None) -> NDArray[np.integer] | None:
     if packed is None:
         return None
     if packed.dtype not in _EXPERT_DTYPES:

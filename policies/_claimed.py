@@ -1,0 +1,67 @@
+"""The structure check's rules on claimed logprobs, over all tokens at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies._findings import Finding, rejected, withheld
+from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Evidence
+
+POSITIVE_ROUNDING = 1e-4
+"""Nats above 0 that rounding explains."""
+MASS_ROUNDING = 1e-2
+"""Excess of Σp over 1 that a bf16 head explains."""
+ORDER_ROUNDING = 1e-6
+"""Nats by which a listed alternative may exceed the one before it."""
+
+
+def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Finding], float | None]:
+    """Broken rules, and the largest excess of a position's listed probability over 1 (None without a claim)."""
+    ids, logprobs, output = evidence.claim_ids, evidence.claim_logprobs, evidence.output_ids
+    if ids.ndim != 2 or ids.shape != logprobs.shape:
+        return [withheld("bad_logprobs", "claimed ids and logprobs differ in shape")], None
+    if not ids.size:
+        return ([withheld("no_logprobs", "tokens came without logprobs")] if len(output) else []), None
+    rows = min(len(ids), len(output))
+    findings = []
+    if len(ids) < len(output):
+        findings.append(withheld("no_logprobs", f"{len(output) - len(ids)} tokens came without logprobs"))
+    if len(ids) > len(output):
+        findings.append(withheld("bad_ids", f"{len(ids) - len(output)} logprobs belong to no token"))
+
+    listed = ids != PAD_ID
+    values = logprobs.astype(np.float64)
+    masked = listed & (values <= MASKED) & np.isfinite(values)
+    finite = listed & np.isfinite(values)
+    if bool((~listed[:, 0]).any()):
+        findings.append(withheld("bad_logprobs", "a token's own logprob is missing"))
+    elif bool((ids[:rows, 0] != output[:rows]).any()):
+        findings.append(withheld("bad_ids", "a claim is for another token than the one in the answer"))
+    if bool((listed & ~np.isfinite(values)).any()) or bool((~listed & (values != -np.inf)).any()):
+        findings.append(withheld("bad_logprobs", "a logprob is not finite, or belongs to no id"))
+    if bool((ids < PAD_ID).any()) or (vocab_size is not None and bool((ids >= vocab_size).any())):
+        findings.append(withheld("bad_ids", "a claimed id is outside the vocabulary"))
+    if bool(masked.any()):
+        if not evidence.sampling.grammar:
+            text = "entries are masked (−9999), yet no grammar was asked for"
+            findings.append(withheld("masked_without_grammar", text))
+        elif bool(masked[:, 0].any()):
+            findings.append(withheld("sampled_masked", "a token is masked (−9999) and was sampled all the same"))
+
+    expected = TOP_LOGPROBS if vocab_size is None else min(TOP_LOGPROBS, vocab_size)
+    if bool((listed.sum(axis=1) < expected)[listed[:, 0]].any()):
+        findings.append(withheld("short_claim", f"fewer than {expected} logprobs came for a token"))
+    ordered = np.sort(np.where(listed, ids, np.arange(-ids.shape[1], 0) - 1), axis=1)
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        findings.append(withheld("duplicate_entries", "an id is listed twice for one token"))
+    alternatives = np.where(finite, values, -np.inf)[:, 1:]
+    if bool((alternatives[:, 1:] > alternatives[:, :-1] + ORDER_ROUNDING).any()):
+        findings.append(withheld("unsorted_claim", "the alternatives of a token are not sorted"))
+
+    capped = np.where(finite, np.minimum(values, 1.0), -np.inf)
+    if bool((np.where(finite, values, 0.0) > POSITIVE_ROUNDING).any()):
+        findings.append(rejected("positive_logprob", "a probability is over 1"))
+    excess = float(np.exp(capped).sum(axis=1).max() - 1.0)
+    if excess > MASS_ROUNDING:
+        findings.append(rejected("mass_over_one", f"a token's listed probabilities add up to {1.0 + excess:.4g}"))
+    return findings, excess

@@ -1,0 +1,235 @@
+"""Is the evidence whole, possible and consistent? Needs nothing but the evidence.
+
+Null hypothesis: a vLLM server with `raw_logprobs` produced this answer to this request. Every rule below is exact
+for it, so a reject's level is 0. Two kinds of finding are kept apart:
+
+reject    the evidence contradicts itself or the request: probabilities that cannot be, other prompt ids than the
+          reference renders, billed tokens that never came, a finish reason that the ids deny.
+withheld  the evidence is missing or unusable in a way only the backend can cause: the tap's own faults, missing or
+          too few entries, NaN, −9999 where no grammar was asked for, repeated, unsorted or foreign ids. An unsorted
+          or repeated list claims nothing impossible, so it is no lie, but no honest server sends one.
+
+An answer that broke off (`complete` is false, or a fault that is not the backend's doing) is checked as far as it
+came and is at best inconclusive; what it would have ended with is not held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from policies._claimed import claim_findings
+from policies._findings import Finding, rejected, undecided, withheld
+from policies.checks import Check, Result
+from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
+
+NAME = "structure"
+
+_FAULT_WORDS = {
+    "no_logprobs": "tokens came without logprobs",
+    "no_token_ids": "the answer came without token ids",
+    "no_prompt_ids": "the answer came without prompt ids",
+    "bad_logprobs": "a token's logprob is missing or no number",
+    "bad_ids": "token ids are missing, misspelt or contradict the logprobs",
+    "invalid_json": "the backend sent JSON that cannot be read",
+    "bad_routed_experts": "the expert ids cannot be read or have the wrong shape",
+    "line_too_long": "the backend sent a line over the limit",
+    "too_large": "the answer is over the size limit",
+    "client_left": "the client went away before the answer was finished",
+    "upstream_closed": "the backend closed the connection before the answer was finished",
+    "upstream_timeout": "the backend fell silent",
+    "upstream_error": "the backend reported an error",
+    "no_tokenizer": "no tokenizer is declared to read the evidence with",
+}
+_FINISH_REASONS = {"stop", "length", "tool_calls"}
+
+
+SHORTEST_CONTEXT = 256
+"""Tokens every served model takes; an answer cut short of this was not cut by an undeclared `max_model_len`."""
+
+
+class _Stops(NamedTuple):
+    """Ids that end this answer, and whether they are all declared, so that a missing one means something."""
+
+    ids: frozenset[int]
+    known: bool
+
+
+def check(
+    evidence: Evidence,
+    *,
+    vocab_size: int | None = None,
+    max_model_len: int | None = None,
+    eos_token_ids: Iterable[int] = (),
+    rendered_prompt: Ids | None = None,
+) -> Check:
+    """The structure check of one generation, complete or not.
+
+    Args:
+        vocab_size: number of ids the declared model can emit.
+        max_model_len: longest prompt plus answer.
+        eos_token_ids: ids that end an answer of the declared model.
+        rendered_prompt: int32 (P,), the reference's own rendering of the request.
+
+    Metrics: `tokens`, `prompt_tokens`, `findings` (number of rules broken), `excess_mass` (largest Σp − 1 over a
+    position's listed ids).
+    """
+    unreadable = "no_tokenizer" in evidence.faults and not evidence.claim_ids.size
+    findings = [withheld(code, _FAULT_WORDS[code]) for code in evidence.faults if code in WITHHELD_FAULTS]
+    excess: float | None = None
+    if not unreadable:
+        claimed, excess = claim_findings(evidence, vocab_size)
+        findings += claimed
+    findings += _id_findings(evidence, vocab_size)
+    findings += _prompt_findings(evidence, rendered_prompt)
+    findings += _end_findings(evidence, max_model_len, frozenset(map(int, eos_token_ids)))
+    findings += _usage_findings(evidence)
+    metrics: dict[str, float | int | None] = {
+        "tokens": len(evidence.output_ids),
+        "prompt_tokens": len(evidence.prompt_ids),
+        "findings": len({finding.code for finding in findings}),
+        "excess_mass": excess,
+    }
+    return _judged(evidence, findings, metrics)
+
+
+def _judged(evidence: Evidence, findings: list[Finding], metrics: dict[str, float | int | None]) -> Check:
+    for result in (Result.REJECT, Result.WITHHELD):
+        texts = {finding.code: finding.text for finding in reversed(findings) if finding.result is result}
+        if texts:
+            reason = "; ".join(f"{code}: {text}" for code, text in reversed(texts.items()))
+            return Check(NAME, result, reason, level=0.0 if result is Result.REJECT else None, metrics=metrics)
+    others = [(code, _FAULT_WORDS.get(code, "an unknown fault")) for code in evidence.faults]
+    others += [(finding.code, finding.text) for finding in findings]
+    if others:
+        reason = "; ".join(f"{code}: {text}" for code, text in others)
+        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
+    if not evidence.complete:
+        return Check(NAME, Result.INCONCLUSIVE, "incomplete: the answer was not finished", metrics=metrics)
+    return Check(NAME, Result.PASS, metrics=metrics)
+
+
+def _id_findings(evidence: Evidence, vocab_size: int | None) -> list[Finding]:
+    ids = evidence.output_ids
+    findings = []
+    if _foreign(ids, vocab_size):
+        findings.append(withheld("bad_ids", "an output id is outside the vocabulary"))
+    if _foreign(evidence.prompt_ids, vocab_size):
+        findings.append(withheld("bad_ids", "a prompt id is outside the vocabulary"))
+    finished = evidence.complete and not evidence.faults
+    if not len(ids) and finished:
+        findings.append(withheld("no_token_ids", "a finished answer holds no token"))
+    return findings
+
+
+def _foreign(ids: Ids, vocab_size: int | None) -> bool:
+    return bool(ids.size) and bool(ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size))
+
+
+def _prompt_findings(evidence: Evidence, rendered: Ids | None) -> list[Finding]:
+    ids = evidence.prompt_ids
+    if not len(ids):
+        missing = evidence.complete and not evidence.faults
+        return [withheld("no_prompt_ids", "the answer came without prompt ids")] if missing else []
+    if rendered is None or np.array_equal(ids, rendered):
+        return []
+    common = min(len(ids), len(rendered))
+    differ = np.flatnonzero(ids[:common] != rendered[:common])
+    at = int(differ[0]) if len(differ) else common
+    text = f"the backend's {len(ids)} prompt ids leave the {len(rendered)} rendered from the request at position {at}"
+    return [rejected("prompt_mismatch", text)]
+
+
+def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[int]) -> list[Finding]:
+    sampling = evidence.sampling
+    ids = evidence.output_ids
+    if not len(ids) or WITHHELD_FAULTS.intersection(evidence.faults):
+        return []
+    findings = []
+    limit = sampling.max_tokens
+    if limit is not None and len(ids) > limit:
+        findings.append(rejected("too_many_tokens", f"{len(ids)} tokens, {limit} were asked for"))
+    stops = _Stops(
+        frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos),
+        known=bool(eos) or sampling.ignore_eos,
+    )
+    early = np.flatnonzero(np.isin(ids[:-1], sorted(stops.ids)))
+    early = early[early + 1 >= sampling.min_tokens]
+    if len(early):
+        text = f"token {int(early[0])} ends an answer, yet {len(ids) - 1 - int(early[0])} tokens follow"
+        findings.append(rejected("tokens_after_stop", text))
+    if evidence.complete and not EXCUSED_FAULTS.intersection(evidence.faults):
+        findings += _finish_findings(evidence, max_model_len, stops)
+    return findings
+
+
+def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stops) -> list[Finding]:
+    reason = evidence.finish_reason
+    if reason not in _FINISH_REASONS:
+        return [withheld("bad_finish_reason", f"the answer ended with {reason!r:.60}")]
+    stopped = _stopped(evidence, stops)
+    full = _full(evidence, max_model_len)
+    # A tool call replaces `stop`, and in an unstreamed answer `length` too.
+    if reason == "length" and full is False:
+        text = (
+            f"finished by length after {len(evidence.output_ids)} tokens, {evidence.sampling.max_tokens} were asked for"
+        )
+        return [rejected("finish_mismatch", text)]
+    if reason == "length" and full is None:
+        return [undecided("finish_undecided", "finished by length, and the model's longest answer is not declared")]
+    if reason == "length" and stopped and evidence.output_ids[-1] in stops.ids:
+        return [rejected("finish_mismatch", "finished by length, yet the last token ends an answer")]
+    if reason == "stop" and stopped is False:
+        return [rejected("finish_mismatch", "finished by stop, yet the last token ends no answer")]
+    if reason == "tool_calls" and stopped is False and full is False:
+        return [rejected("finish_mismatch", "finished by a tool call, yet the last token ends no answer")]
+    if reason == "stop" and len(evidence.output_ids) < evidence.sampling.min_tokens:
+        text = (
+            f"stopped after {len(evidence.output_ids)} tokens, at least {evidence.sampling.min_tokens} were asked for"
+        )
+        return [rejected("finish_mismatch", text)]
+    return []
+
+
+def _stopped(evidence: Evidence, stops: _Stops) -> bool | None:
+    """Whether a stop id or stop string ended the answer; None when that cannot be known."""
+    sampling = evidence.sampling
+    last = int(evidence.output_ids[-1])
+    stop_reason = evidence.stop_reason
+    if last in stops.ids:
+        return not (isinstance(stop_reason, int) and stop_reason != last)
+    if isinstance(stop_reason, str) and sampling.stop:
+        return stop_reason in sampling.stop
+    # A grammar ends an answer once nothing more may follow.
+    if sampling.stop or sampling.grammar or not stops.known:
+        return None
+    return False
+
+
+def _full(evidence: Evidence, max_model_len: int | None) -> bool | None:
+    """Whether the answer is as long as it may be; None when that cannot be known."""
+    limit = evidence.sampling.max_tokens
+    if limit is not None and len(evidence.output_ids) >= limit:
+        return True
+    length = len(evidence.prompt_ids) + len(evidence.output_ids)
+    if max_model_len is not None:
+        return length >= max_model_len
+    return False if length < SHORTEST_CONTEXT else None
+
+
+def _usage_findings(evidence: Evidence) -> list[Finding]:
+    if not evidence.complete or evidence.faults:
+        return []
+    usage = evidence.usage
+    if usage is None:
+        return [withheld("no_usage", "a finished answer came without usage")]
+    findings = []
+    for kind, billed, counted in (
+        ("prompt", usage.prompt_tokens, usage.counted_prompt_tokens),
+        ("completion", usage.completion_tokens, usage.counted_completion_tokens),
+    ):
+        if billed != counted:
+            findings.append(rejected("usage_mismatch", f"{billed} {kind} tokens billed, {counted} counted"))
+    return findings
