@@ -147,6 +147,17 @@ class Claim:
         self.rows += 1
 
 
+def fitted(ids: Ids, logprobs: Logprobs, rows: int | None) -> tuple[Ids, Logprobs]:
+    """The claim with exactly `rows` rows, cut or padded; of shape (0, 0) for None."""
+    if rows is None:
+        return np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+    missing = ((0, max(0, rows - len(ids))), (0, 0))
+    return (
+        np.pad(ids[:rows], missing, constant_values=PAD_ID),
+        np.pad(logprobs[:rows], missing, constant_values=-np.inf),
+    )
+
+
 def _rows(endpoint: Endpoint, logprobs: Raw) -> list[Row]:
     try:
         if endpoint == "chat":

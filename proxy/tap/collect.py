@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Raw
 
 from policies.evidence import Evidence, Ids, Usage
-from proxy.tap.claim import Claim
+from proxy.tap.claim import Claim, fitted
 from proxy.tap.experts import decode_experts
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
 from proxy.tap.types import Prepared
@@ -131,8 +131,7 @@ class Collector:
             output_ids = claim_ids[:, 0].copy()
             record.faults["no_token_ids"] = None
         faults = self._faults(record, output_ids, claim_ids, prompt_ids)
-        if not record.claim.present:
-            claim_ids, claim_logprobs = claim_ids[:0, :0], claim_logprobs[:0, :0]
+        claim_ids, claim_logprobs = fitted(claim_ids, claim_logprobs, len(output_ids) if record.claim.present else None)
         experts = None
         if record.experts is not None:
             rows = None if prompt_ids is None or not len(output_ids) else len(prompt_ids) + len(output_ids) - 1

@@ -26,7 +26,6 @@ class StreamTap(BaseTap):
         self._splitter = Splitter(max_line_bytes)
         self._shows_usage = prepared.asked.usage
         self._held: list[tuple[Event, Object]] = []
-        self._after: bytearray | None = None
         self._dropped = False
         self._errored = False
         self._closed = False
@@ -84,9 +83,7 @@ class StreamTap(BaseTap):
             self.done = b"".join(lines)
             self.collector.terminal = True
             return out
-        out = self._frame(event)
-        self._dropped = not out
-        return out
+        return self._frame(event)
 
     def _glue(self, line: bytes) -> bytes:
         """The LF of a CRLF that a read cut in two goes where its event went."""
@@ -104,7 +101,8 @@ class StreamTap(BaseTap):
         if top is None:
             if data.strip():
                 self.collector.fault("invalid_json")
-            return b"" if b"countersign" in data else b"".join(event.lines)
+            self._dropped = b"countersign" in data
+            return b"" if self._dropped else b"".join(event.lines)
         if not is_null(top.get("error")):
             self._errored = True
             self.collector.fault("upstream_error")
@@ -134,18 +132,21 @@ class StreamTap(BaseTap):
             ended |= not is_null(choice.get("finish_reason"))
             kept.append(choice)
         if choices and not kept:
+            self._dropped = True
             return b""
         if changed:
             top["choices"] = raw(kept)
         changed |= self.view.response(top)
         if ended and not self._shows_usage and is_null(top.get("system_fingerprint")):
             self._held.append((event, top if changed else {}))
+            self._dropped = True
             return b""
         return self._rewritten(event, top) if changed else b"".join(event.lines)
 
     def _usage_chunk(self, event: Event, top: Object) -> bytes:
         out = self._release(top)
         if not self._shows_usage:
+            self._dropped = True
             return out
         return out + (self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines))
 
@@ -165,7 +166,8 @@ class StreamTap(BaseTap):
         return b"".join(out)
 
     def _rewritten(self, event: Event, top: Object) -> bytes:
-        return replace_data(event.lines, write(top))
+        # Untouched values keep their bytes, but a line end between two tokens would end the data line.
+        return replace_data(event.lines, write(top).replace(b"\n", b" ").replace(b"\r", b" "))
 
     def _fail(self, fault: str) -> bytes:
         self.failed = True

@@ -43,8 +43,8 @@ class Recording:
     def prepared(self) -> Prepared:
         """The plain request, prepared as the proxy does."""
         model = self.row["model"]
-        settings = ModelSettings(tokenizer="tokenizer.json")
-        backend = BackendSettings(name="b", url="http://b", model=model)
+        settings = ModelSettings.model_validate({"tokenizer": "tokenizer.json"})
+        backend = BackendSettings.model_validate({"name": "b", "url": "http://b", "model": model})
         body = json.dumps(self.plain_request).encode()
         return prepare(self.row["endpoint"], body, settings, backend, seed=self.request.get("seed", 1))
 
@@ -60,10 +60,8 @@ class Recording:
             status=row["status"],
             content_type=row["content_type"],
         )
-        if cut is None:
-            parts = [self.body]
-        else:
-            parts = [self.body[at : at + cut] for at in range(0, len(self.body), cut)]
+        step = cut or len(self.body)
+        parts = [self.body[at : at + step] for at in range(0, len(self.body), step)]
         out = b"".join([tap.feed(part) for part in parts])
         return out + tap.close() + tap.done, tap
 

@@ -1,0 +1,428 @@
+"""Streams through StreamTap: what the client gets, byte for byte, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from proxy.tap import open_tap
+from tests.proxy.tap.bodies import (
+    DONE,
+    HEAD,
+    USAGE,
+    backend,
+    choice,
+    chunk,
+    ending,
+    entry,
+    opening,
+    prepared,
+    run,
+    sse,
+    stream,
+    stream_tap,
+    usage_chunk,
+)
+
+HIDDEN = {"logprobs": None, "token_ids": None}
+
+
+def plain() -> bytes:
+    """What vLLM sends of `stream()` without our additions."""
+    last = choice(0, None, (8,), finish_reason="stop", stop_reason=None) | HIDDEN
+    return (
+        opening().replace(b"[1,2]", b"null")
+        + chunk(choice() | HIDDEN)
+        + chunk(last, system_fingerprint="vllm-x")
+        + DONE
+    )
+
+
+def test_additions_are_hidden() -> None:
+    tap = stream_tap()
+    assert run(tap, stream()) == plain()
+    (evidence,) = tap.evidence(id="x")
+    assert evidence.id == "x"
+    assert evidence.output_ids.tolist() == [7, 8]
+    assert evidence.prompt_ids.tolist() == [1, 2]
+    assert evidence.claim_ids.shape == (2, 21)
+    assert evidence.claim_ids[0, :3].tolist() == [7, 1000, 1001]
+    assert evidence.claim_ids[0, 20] == -1
+    assert evidence.text == "a"
+    assert evidence.finish_reason == "stop"
+    assert evidence.complete
+    assert evidence.faults == ()
+    assert evidence.sampling.seed == 100
+    assert evidence.stream
+    assert evidence.usage is not None
+    assert evidence.usage.counted_completion_tokens == 2
+
+
+def test_done_is_held_back() -> None:
+    tap = stream_tap()
+    assert b"[DONE]" not in tap.feed(stream())
+    assert tap.done == DONE
+    assert tap.close() == b""
+
+
+def test_every_split_gives_the_same() -> None:
+    body = stream().replace(b'"a"', '"é\u2028€😀"'.encode())
+    whole = run(stream_tap(), body)
+    for at in range(len(body)):
+        tap = stream_tap()
+        assert tap.feed(body[:at]) + tap.feed(body[at:]) + tap.close() + tap.done == whole
+        assert tap.evidence()[0].faults == ()
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_line_ends(end: bytes) -> None:
+    body = stream().replace(b"\n", end)
+    expected = plain().replace(b"\n", end)
+    assert run(stream_tap(), body) == expected
+    tap = stream_tap()
+    parts = [tap.feed(body[at : at + 1]) for at in range(len(body))]
+    assert b"".join(parts) + tap.close() + tap.done == expected
+    assert tap.evidence()[0].faults == ()
+
+
+def test_mixed_line_ends_and_no_space() -> None:
+    body = b"data:" + stream()[6:].replace(b"\n\ndata", b"\r\n\rdata", 1)
+    tap = stream_tap()
+    run(tap, body)
+    assert tap.evidence()[0].faults == ()
+    assert len(tap.evidence()[0].output_ids) == 2
+
+
+def test_untouched_events_are_byte_identical() -> None:
+    odd = b'event: x\nid: 3\ndata:{"id" : "1", "choices":[ ], "x":1.0e0}\nretry: 5\n\n'
+    comments = b": ping\n\n:\n\n: ping - 2026\r\n\r\n"
+    tap = stream_tap()
+    assert tap.feed(odd + comments) == odd + comments
+
+
+def test_comment_passes_without_blank_line() -> None:
+    assert stream_tap().feed(b": ping\n") == b": ping\n"
+
+
+def test_bom_is_tolerated() -> None:
+    tap = stream_tap()
+    assert run(tap, b"\xef\xbb\xbf" + stream()) == b"\xef\xbb\xbf" + plain()
+    assert tap.evidence()[0].faults == ()
+
+
+def test_multi_line_data() -> None:
+    text = json.dumps({**HEAD, "choices": [choice()]}, indent=1)
+    event = "".join(f"data: {line}\n" for line in text.split("\n")).encode() + b"\n"
+    shown = stream_tap().feed(event)
+    assert shown.count(b"\n") == 2
+    assert json.loads(shown[6:]) == json.loads(chunk(choice() | HIDDEN)[6:])
+
+
+def test_chunks_come_at_once() -> None:
+    tap = stream_tap()
+    assert tap.feed(opening())
+    assert tap.feed(chunk(choice()))
+    assert tap.feed(chunk(choice())[:-1]) == b""
+    assert tap.feed(b"\n")
+
+
+def test_one_megabyte_in_single_bytes() -> None:
+    body = chunk(choice(content="x" * 1_000_000))
+    tap = stream_tap()
+    began = time.perf_counter()
+    out = b"".join([tap.feed(body[at : at + 1]) for at in range(len(body))])
+    assert time.perf_counter() - began < 15
+    assert out == chunk(choice(content="x" * 1_000_000) | HIDDEN)
+
+
+def test_endless_line_is_cut() -> None:
+    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", max_line_bytes=1000)
+    out = tap.feed(opening()) + tap.feed(b"data: ") + tap.feed(b"x" * 1001)
+    assert tap.failed
+    assert json.loads(out.split(b"\n\n")[-2][6:])["error"]["code"] == "line_too_long"
+    assert tap.feed(DONE) == b""
+    assert tap.close() + tap.done == b""
+    assert "line_too_long" in tap.evidence()[0].faults
+
+
+def test_endless_event_is_cut() -> None:
+    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", max_line_bytes=1000)
+    for _ in range(200):
+        tap.feed(b"data: {}\n")
+    assert tap.failed
+
+
+@pytest.mark.parametrize("stream_options", [{"include_usage": True}])
+def test_wanted_usage_stays(stream_options: dict[str, Any]) -> None:
+    tap = stream_tap(stream_options=stream_options)
+    out = run(tap, stream())
+    assert usage_chunk() in out
+    last = choice(0, None, (8,), finish_reason="stop", stop_reason=None) | HIDDEN
+    assert chunk(last) in out
+
+
+def test_forced_usage_stays() -> None:
+    body = opening() + chunk(choice(), usage=USAGE) + ending() + usage_chunk() + DONE
+    assert usage_chunk() in run(stream_tap(), body)
+
+
+def test_empty_deltas_go() -> None:
+    tap = stream_tap()
+    assert tap.feed(chunk(choice(content=None, ids=(5,)))) == b""
+    assert tap.evidence()[0].output_ids.tolist() == [5]
+
+
+def test_empty_deltas_stay_for_whom_they_carry_something() -> None:
+    assert stream_tap(return_token_ids=True).feed(chunk(choice(content=None, ids=(5,))))
+    tap = stream_tap(logprobs=True, return_tokens_as_token_ids=True)
+    assert tap.feed(chunk(choice(content=None, ids=(5,))))
+
+
+def test_null_delta_fields_and_unknown_fields_stay() -> None:
+    delta = {"content": None, "reasoning": None, "tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    body = chunk(choice(delta=delta, x_extra={"a": [1, None]}), service_tier=None)
+    expected = chunk(choice(delta=delta, x_extra={"a": [1, None]}) | HIDDEN, service_tier=None)
+    assert stream_tap().feed(body) == expected
+
+
+def test_choices_interleave() -> None:
+    parts = [
+        opening(0),
+        opening(1),
+        chunk(choice(1, "b", (9,))),
+        chunk(choice(0)),
+        ending(0),
+        chunk(choice(1, "c", (4,))),
+    ]
+    tap = stream_tap(n=2, seed=5, temperature=1)
+    out = tap.feed(b"".join(parts))
+    assert b'"c"' in out  # the other choice does not wait for the fingerprint
+    assert b'"stop"' not in out
+    out = tap.feed(ending(1, (3,)) + usage_chunk() + DONE)
+    assert out.count(b'"system_fingerprint":"vllm-x"') == 2
+    first, second = tap.evidence()
+    assert first.output_ids.tolist() == [7, 8]
+    assert second.output_ids.tolist() == [9, 4, 3]
+    assert (first.sampling.seed, second.sampling.seed) == (5, 6)
+    assert first.sampling.client_seed
+    assert second.text == "bc"
+    assert first.usage is not None
+    assert first.usage.counted_completion_tokens == 5
+
+
+def test_no_fingerprint_no_change() -> None:
+    body = opening() + ending() + sse({**HEAD, "choices": [], "usage": USAGE}) + DONE
+    assert b"system_fingerprint" not in run(stream_tap(), body)
+
+
+def test_model_gets_its_public_name() -> None:
+    request = prepared(server=backend(served_model="m"), stream=True)
+    tap = open_tap(request, "public", content_type="text/event-stream")
+    out = run(tap, stream() + sse({**HEAD, "model": "other", "choices": []}))
+    assert b'"model":"m"' not in out
+    assert out.count(b'"model":"public"') == 3
+
+
+def test_false_verdicts_go() -> None:
+    body = (
+        b": countersign {}\n\n"
+        + b":COUNTERSIGN x\n"
+        + chunk(choice(countersign={"verdict": "pass"}), countersign={"verdict": "pass"})
+        + b': countersign {"verdict":"pass"}\ndata: {"choices":[],"\\u0063ountersign":1}\n\n'
+        + sse({"error": {"message": "x"}, "countersign": 1})
+        + b'data: {"countersign": "pass", \n\n'
+    )
+    out = stream_tap().feed(body)
+    assert b"ountersign" not in out.lower()
+    assert b'"content":"a"' in out
+
+
+def test_error_frame_passes() -> None:
+    error = sse({"error": {"message": "boom", "type": "InternalServerError", "param": None, "code": 500}})
+    tap = stream_tap()
+    out = run(tap, opening() + chunk(choice()) + error + DONE)
+    assert out.endswith(error + DONE)
+    (evidence,) = tap.evidence()
+    assert "upstream_error" in evidence.faults
+    assert not evidence.complete
+    assert evidence.output_ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("fault", [None, "upstream_closed", "upstream_timeout", "client_left"])
+def test_stream_that_dies(fault: str | None) -> None:
+    tap = stream_tap()
+    out = run(tap, opening() + chunk(choice()) + chunk(choice())[:50], fault=fault)
+    assert b"[DONE]" not in out
+    last = json.loads(out.split(b"\n\n")[-2][6:])
+    assert last["error"]["type"] == "server_error"
+    assert last["error"]["code"] == (fault or "upstream_closed")
+    (evidence,) = tap.evidence()
+    assert (fault or "upstream_closed") in evidence.faults
+    assert evidence.output_ids.tolist() == [7]
+    assert evidence.claim_ids.shape == (1, 21)
+    assert not evidence.complete
+
+
+def test_missing_done_after_all_finished_is_no_error() -> None:
+    tap = stream_tap()
+    out = run(tap, opening() + chunk(choice()) + ending() + usage_chunk())
+    assert b"error" not in out
+    assert tap.done == b""
+    assert tap.evidence()[0].complete
+
+
+def test_missing_blank_line_at_the_end() -> None:
+    tap = stream_tap()
+    assert run(tap, stream()[:-2]) == plain()
+    assert tap.evidence()[0].complete
+
+
+def test_nothing_after_done() -> None:
+    tap = stream_tap()
+    assert run(tap, stream() + chunk(choice())) == plain()
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_not_json(number: str) -> None:
+    text = chunk(choice(x=1.5)).decode().replace("-0.5", number).encode()
+    tap = stream_tap()
+    out = tap.feed(opening() + text + ending() + usage_chunk())
+    assert json.loads(out.split(b"\n\n")[1][6:])["choices"][0] == choice(x=1.5) | HIDDEN
+    (evidence,) = tap.evidence()
+    assert "bad_logprobs" in evidence.faults
+    assert evidence.output_ids.tolist() == [7, 8]
+    assert evidence.claim_ids[0].tolist() == [-1] * 21
+    assert evidence.claim_ids[1, 0] == 8
+
+
+def test_number_that_is_not_json_where_the_client_sees_it() -> None:
+    tap = stream_tap()
+    out = tap.feed(chunk(choice(x=1)).replace(b'"x":1', b'"x":NaN'))
+    assert json.loads(out[6:])["choices"][0]["x"] != json.loads(out[6:])["choices"][0]["x"]
+    assert json.loads(out[6:])["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("payload", [b"{", b'{"choices":1}', b"[]", b'"x"', b"\xff", b'{"choices":[1]}', b"{}x"])
+def test_frames_that_cannot_be_read_pass(payload: bytes) -> None:
+    event = b"data: " + payload + b"\n\n"
+    tap = stream_tap()
+    assert tap.feed(event) == event
+    tap.feed(stream())
+    assert "invalid_json" in tap.evidence()[0].faults
+
+
+def test_deep_nesting() -> None:
+    event = b"data: " + b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
+    tap = stream_tap()
+    assert tap.feed(event) == event
+    assert "invalid_json" in tap.evidence()[0].faults
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"logprobs": None}, "no_logprobs"),
+        ({"logprobs": {"content": []}}, "bad_logprobs"),
+        ({"logprobs": {"content": None}}, "bad_logprobs"),
+        ({"logprobs": "x"}, "bad_logprobs"),
+        ({"logprobs": {"content": [{**entry(7), "logprob": None}]}}, "bad_logprobs"),
+        ({"logprobs": {"content": [{**entry(7), "logprob": "-1"}]}}, "bad_logprobs"),
+        ({"logprobs": {"content": [{**entry(7), "logprob": -3.0}]}}, "bad_logprobs"),
+        ({"logprobs": {"content": [entry(7), entry(7)]}}, "bad_logprobs"),
+        ({"logprobs": {"content": [entry(6)]}}, "bad_ids"),
+        ({"logprobs": {"content": [{**entry(7), "token": "a"}]}}, "bad_ids"),
+        ({"logprobs": {"content": [{**entry(7), "token": "token_id:-3"}]}}, "bad_ids"),
+        ({"logprobs": {"content": [{**entry(7), "token": "token_id:99999999999"}]}}, "bad_ids"),
+        ({"token_ids": None}, "no_token_ids"),
+        ({"token_ids": ["7"]}, "bad_ids"),
+        ({"token_ids": [2**40]}, "bad_ids"),
+        ({"token_ids": [-1]}, "bad_ids"),
+        ({"index": 5}, "bad_ids"),
+        ({"index": "x"}, "bad_ids"),
+    ],
+)
+def test_evidence_that_is_missing_or_wrong(fields: dict[str, Any], fault: str) -> None:
+    tap = stream_tap()
+    end = chunk({"index": 0, "delta": {}, "finish_reason": "length"})
+    run(tap, opening() + chunk(choice() | fields) + end + DONE)
+    (evidence,) = tap.evidence()
+    assert fault in evidence.faults
+    assert len(evidence.claim_ids) in (0, len(evidence.output_ids))
+
+
+def test_prompt_ids_missing() -> None:
+    tap = stream_tap()
+    run(tap, chunk(choice()) + ending() + DONE)
+    assert tap.evidence()[0].faults == ("no_prompt_ids",)
+
+
+def test_repeated_alternative_stays_visible() -> None:
+    twice = entry(7)
+    twice["top_logprobs"][2] = twice["top_logprobs"][1]
+    tap = stream_tap()
+    tap.feed(chunk(choice(logprobs={"content": [twice]})))
+    assert tap.evidence()[0].claim_ids[0, :3].tolist() == [7, 1000, 1000]
+
+
+def test_too_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.tap.collect.MAX_TOKENS", 3)
+    tap = stream_tap()
+    out = tap.feed(opening() + chunk(choice(ids=(1, 2))) + chunk(choice(ids=(3, 4))))
+    assert out.count(b'"content":"a"') == 2
+    (evidence,) = tap.evidence()
+    assert "too_large" in evidence.faults
+    assert evidence.output_ids.tolist() == [1, 2]
+
+
+def test_choice_that_never_came() -> None:
+    tap = stream_tap(n=2, temperature=1)
+    run(tap, opening() + chunk(choice()) + ending() + DONE)
+    first, second = tap.evidence()
+    assert first.faults == ()
+    assert set(second.faults) == {"no_token_ids", "no_logprobs"}
+
+
+def test_reasoning_the_client_does_not_want() -> None:
+    body = (
+        opening()
+        + chunk(choice(content=None, ids=(5,)))
+        + chunk(choice(delta={"reasoning": "hm"}))
+        + chunk(choice(delta={"reasoning": "m", "content": "a"}))
+        + chunk(choice())
+        + ending()
+        + usage_chunk()
+        + DONE
+    )
+    tap = stream_tap(include_reasoning=False, logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)
+    out = [json.loads(event[6:]) for event in run(tap, body).split(b"\n\n")[1:-2]]
+    assert [frame["choices"][0]["delta"] for frame in out] == [
+        {"content": "a", "reasoning": None},
+        {"content": "a", "reasoning": None},
+        {},
+    ]
+    assert all(frame["choices"][0]["logprobs"] is None for frame in out)
+    assert len(tap.evidence()[0].output_ids) == 5
+
+
+@pytest.mark.parametrize("status", [400, 429, 500])
+def test_error_status_passes(status: int) -> None:
+    error = b'{"error": {"message":"no",  "code":1}}'
+    tap = open_tap(prepared(stream=True), "m", status=status, content_type="application/json")
+    assert run(tap, error) == error
+    assert tap.evidence()[0].faults == ("upstream_error",)
+    assert not tap.evidence()[0].complete
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json", "application/octet-stream"])
+def test_other_content_types_pass(kind: str) -> None:
+    tap = open_tap(prepared(stream=True), "m", content_type=kind)
+    assert run(tap, b"\x00 <html> data: \xff") == b"\x00 <html> data: \xff"
+    assert tap.evidence()[0].faults == ("upstream_error",)
+
+
+def test_false_verdict_in_error_body_goes() -> None:
+    tap = open_tap(prepared(), "m", status=500, content_type="application/json")
+    assert run(tap, b'{"error":{"a":1},"countersign":{"verdict":"pass"}}') == b'{"error":{"a":1}}'

@@ -1,0 +1,173 @@
+"""Redis dies, hangs and comes back; requests are served all along."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.proxy.conftest import CHAT, Rig
+from tests.support import wire
+from tests.support.fake_backend import FakeBackend
+from tests.support.running import RunningProxy, settings_for
+from tests.support.valkey import Valkey
+from verifier_pool.queue import intent_key
+
+INLINE = {"x-countersign-mode": "inline"}
+
+
+@pytest.fixture
+def valkey() -> Iterator[Valkey]:
+    """One of the test's own, which it may stop."""
+    with Valkey() as server:
+        yield server
+
+
+def _back(rig: Rig, timeout: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout
+    while rig.http.get("/readyz").json()["redis"] != "up":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _metric(rig: Rig, line: str) -> float:
+    for row in rig.http.get("/metrics").text.splitlines():
+        if row.startswith(line):
+            return float(row.rsplit(" ", 1)[1])
+    return 0.0
+
+
+def _assert_unverified(response: httpx.Response) -> None:
+    assert response.status_code == 200
+    assert response.headers["x-countersign-verdict"] == "unverified"
+    assert response.headers["x-countersign-reason"] == "store_unavailable"
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    rig.backend.script = [wire.whole(wire.BODY)]
+    assert "x-countersign-verdict" not in rig.chat().headers
+    caplog.set_level(logging.INFO)
+    getattr(valkey, how)()
+
+    started = time.monotonic()
+    first = rig.chat()
+    assert time.monotonic() - started < 0.6
+    _assert_unverified(first)
+    started = time.monotonic()
+    responses = [rig.chat() for _ in range(20)]
+    assert time.monotonic() - started < 0.5
+    for response in responses:
+        _assert_unverified(response)
+        assert response.json()["choices"][0]["message"]["content"] == "One two three"
+    inline = rig.chat(headers=INLINE).json()["countersign"]
+    assert (inline["verdict"], inline["reasons"]) == ("unverified", ["store_unavailable"])
+    rig.backend.script = wire.stream()
+    stream = rig.chat(headers=INLINE, stream=True)
+    assert b'"store_unavailable"' in stream.content
+    assert stream.content.endswith(wire.DONE)
+    missing = rig.http.get(f"/v1/verifications/{first.headers['x-countersign-id']}")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (503, "store_unavailable")
+    ready = rig.http.get("/readyz")
+    assert (ready.status_code, ready.json()["redis"]) == (200, "down")
+    assert _metric(rig, 'countersign_unrecorded_total{reason="store_unavailable"}') == 23
+
+    valkey.thaw() if how == "freeze" else valkey.start()
+    _back(rig)
+    for response in (first, *responses, stream):
+        id = response.headers["x-countersign-id"]
+        verdict = rig.verdict(id)
+        assert (verdict["verdict"], verdict["reasons"]) == ("unverified", ["store_unavailable"])
+        assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "unverified"
+        assert rig.redis.zscore("countersign:open", id) is None
+    rig.backend.script = [wire.whole(wire.BODY)]
+    after = rig.chat()
+    assert "x-countersign-verdict" not in after.headers
+    assert rig.evidence(after.headers["x-countersign-id"]).complete
+    about_redis = [record.message for record in caplog.records if "redis" in record.message]
+    assert len(about_redis) == 2
+    assert "does not answer" in about_redis[0]
+    assert "answers again" in about_redis[1]
+
+
+def test_redis_dies_during_an_answer(rig: Rig, valkey: Valkey) -> None:
+    rig.backend.script = wire.stream(pause=0.1)
+    with rig.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        id = response.headers["x-countersign-id"]
+        assert "x-countersign-verdict" not in response.headers
+        valkey.kill()
+        assert response.read().endswith(wire.DONE)
+    valkey.start()
+    assert rig.verdict(id)["reasons"] == ["store_unavailable"]
+    assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "unverified"
+
+
+def test_no_redis_at_the_start(backend: FakeBackend, valkey: Valkey) -> None:
+    valkey.kill()
+    backend.script = [wire.whole(wire.BODY)]
+    with RunningProxy(settings_for(backend.url), valkey.url) as proxy, httpx.Client(base_url=proxy.url) as http:
+        _assert_unverified(http.post("/v1/chat/completions", json=CHAT))
+        valkey.start()
+        deadline = time.monotonic() + 5
+        while "x-countersign-verdict" in http.post("/v1/chat/completions", json=CHAT).headers:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
+    """The subscription is made again."""
+    rig.backend.script = [wire.whole(wire.BODY)]
+    valkey.kill()
+    rig.chat()
+    valkey.start()
+    _back(rig)
+    time.sleep(1.2)
+    id = rig.chat().headers["x-countersign-id"]
+    rig.evidence(id)
+    owner = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    rig.decide(id, "pass", owner)
+    assert rig.http.get(f"/v1/verifications/{id}?wait=3").json()["verdict"] == "pass"
+    deadline = time.monotonic() + 3
+    while _metric(rig, 'countersign_verdicts_total{backend="b1",verdict="pass"}') != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_full_redis_is_an_outage_too(rig: Rig, valkey: Valkey) -> None:
+    rig.backend.script = [wire.whole(wire.BODY)]
+    rig.redis.config_set("maxmemory", "1")
+    _assert_unverified(rig.chat())
+    time.sleep(0.6)
+    _assert_unverified(rig.chat())
+    rig.redis.config_set("maxmemory", "0")
+    _back(rig)
+    assert "x-countersign-verdict" not in rig.chat().headers
+
+
+def test_workers_too_far_behind(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(verification={"max_backlog": 2})
+    rig.backend.script = [wire.whole(wire.BODY)]
+    ids = []
+    for _ in range(4):
+        ids.append(rig.chat().headers["x-countersign-id"])
+        rig.recorded(ids[-1])
+    assert [isinstance(rig.recorded(id), list) for id in ids] == [True, True, False, False]
+    assert rig.verdict(ids[2])["reasons"] == ["backlog"]
+    inline = rig.chat(headers=INLINE).json()["countersign"]
+    assert (inline["verdict"], inline["reasons"]) == ("unverified", ["backlog"])
+    assert _metric(rig, 'countersign_unrecorded_total{reason="backlog"}') == 3
+
+
+def test_running_generations_do_not_count_as_lost(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(verification={"lost_after": 1})
+    rig.backend.script = wire.stream(pause=0.3)
+    with rig.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        id = response.headers["x-countersign-id"]
+        intent = rig.redis.get(intent_key(id))
+        assert intent is not None
+        assert b"One" not in intent
+        for _ in response.iter_raw():
+            assert rig.redis.zscore("countersign:open", id) > time.time()
