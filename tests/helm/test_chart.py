@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import helm_python as helm
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -129,6 +130,12 @@ def test_lint_is_clean(values: Values) -> None:
 
 def test_schema_is_what_the_settings_say() -> None:
     assert schema.SCHEMA.read_text(encoding="utf-8") == schema.text(), "run python -m tests.helm.schema"
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.33"])
+def test_kubernetes_knows_every_field(release: Release, version: str) -> None:
+    for item in release.objects:
+        kubernetes_validate.validate(item, version, strict=True)
 
 
 def test_every_pod_is_locked_down(release: Release) -> None:
