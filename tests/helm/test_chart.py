@@ -3,111 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import helm_python as helm
 import kubernetes_validate
 import pytest
-import yaml
 
-from policies.settings import Settings, parse_settings
+from policies.settings import parse_settings
 from tests.helm import schema
-
-Values = dict[str, Any]
-
-MOE: Values = {
-    "models": {
-        "moe": {
-            "tokenizer": "/models/moe",
-            "vocab_size": 151936,
-            "max_model_len": 40960,
-            "profile": "/etc/countersign/moe.json",
-            "reference": {"kind": "vllm_engine", "path": "/models/moe", "engine": {"max_num_seqs": 64}},
-        }
-    },
-    "backends": [{"name": "cheap", "url": "https://gpu.example.com", "model": "moe", "routed_experts": "buffer"}],
-    "webhook": {"url": "https://hooks.example.com/countersign"},
-    "audit": {"rate": 0.05},
-    "verification": {"job_timeout": 120},
-    "max_body_bytes": 67108864,
-}
-
-VARIANTS: dict[str, Values] = {
-    "default": {},
-    "gpu": {
-        "settings": MOE,
-        "existingSecret": "shared",
-        "worker": {
-            "gpu": {"count": 2},
-            "runtimeClassName": "nvidia",
-            "nodeSelector": {"gpu": "h200"},
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-            "startupSeconds": 3600,
-        },
-        "models": {"existingClaim": "weights"},
-        "files": {"moe.json": '{"checks": {}}\n'},
-    },
-    "external-redis": {
-        "redis": {"existingSecret": "redis"},
-        "proxy": {"existingSecret": "for-proxy", "drainSeconds": 600},
-        "worker": {"existingSecret": "for-worker"},
-        "networkPolicy": {"enabled": True, "proxy": {"from": [{"podSelector": {}}]}},
-    },
-    "persistent": {
-        "redis": {"bundled": {"persistence": {"enabled": True, "size": "5Gi", "storageClass": "fast"}}},
-        "networkPolicy": {"enabled": True},
-        "imagePullSecrets": [{"name": "registry"}],
-        "image": {"proxy": {"digest": "sha256:" + "a" * 64}},
-        "commonLabels": {"team": "inference"},
-    },
-    "proxy-only": {
-        "worker": {"enabled": False},
-        "serviceAccount": {"create": False},
-        "podDisruptionBudget": {"enabled": False},
-        "fullnameOverride": "gate",
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def chart() -> Iterator[helm.Chart]:
-    with helm.Chart.load(schema.CHART) as loaded:
-        yield loaded
-
-
-class Release:
-    """What one set of values renders to."""
-
-    def __init__(self, chart: helm.Chart, values: Values, name: str = "countersign") -> None:
-        self.files = chart.render(values, name=name, namespace="prod")
-        self.notes = next(text for path, text in self.files.items() if path.endswith("NOTES.txt"))
-        documents = [yaml.safe_load_all(text) for path, text in self.files.items() if path.endswith(".yaml")]
-        self.objects: list[dict[str, Any]] = [item for stream in documents for item in stream if item]
-
-    def of(self, kind: str, suffix: str = "") -> dict[str, Any]:
-        """The one object of that kind whose name ends so."""
-        found = [item for item in self.objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
-        assert len(found) == 1, (kind, suffix, [item["metadata"]["name"] for item in found])
-        return found[0]
-
-    def kinds(self, suffix: str) -> set[str]:
-        return {item["kind"] for item in self.objects if item["metadata"]["name"].endswith(suffix)}
-
-    def pods(self) -> dict[str, dict[str, Any]]:
-        """Pod specs by the object's name."""
-        pods = {}
-        for item in self.objects:
-            if item["kind"] == "Pod":
-                pods[item["metadata"]["name"]] = item["spec"]
-            elif "template" in item.get("spec", {}):
-                pods[item["metadata"]["name"]] = item["spec"]["template"]["spec"]
-        return pods
-
-    def settings(self, environ: dict[str, str] | None = None) -> Settings:
-        """What the program makes of the rendered countersign.yaml."""
-        config = next(item for item in self.objects if item["kind"] == "ConfigMap")
-        return parse_settings(config["data"]["countersign.yaml"], environ or {})
+from tests.helm.rendered import MOE, VARIANTS, Release, Values, container
 
 
 @pytest.fixture(params=VARIANTS)
@@ -115,21 +18,11 @@ def release(request: pytest.FixtureRequest, chart: helm.Chart) -> Release:
     return Release(chart, VARIANTS[request.param])
 
 
-def container(pod: dict[str, Any]) -> dict[str, Any]:
-    only: dict[str, Any]
-    (only,) = pod["containers"]
-    return only
-
-
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 def test_lint_is_clean(values: Values) -> None:
     report = helm.lint(schema.CHART, values, strict=True, kube_version="v1.30.0")
     assert report["errors"] == []
     assert [found for found in report["messages"] if found["severity"] > 1] == []
-
-
-def test_schema_is_what_the_settings_say() -> None:
-    assert schema.SCHEMA.read_text(encoding="utf-8") == schema.text(), "run python -m tests.helm.schema"
 
 
 @pytest.mark.parametrize("version", ["1.25", "1.33"])
@@ -320,40 +213,3 @@ def test_notes_warn_of_what_is_missing(chart: helm.Chart) -> None:
 def test_long_release_names_fit(chart: helm.Chart) -> None:
     for item in Release(chart, {}, name="a" * 53).objects:
         assert len(item["metadata"]["name"]) <= 63
-
-
-SERVER = {"name": "a", "url": "https://gpu.example.com", "model": "m"}
-
-WRONG: list[tuple[Values, str]] = [
-    ({"proxi": {}}, "proxi"),
-    ({"proxy": {"replica": 2}}, "replica"),
-    ({"proxy": {"replicas": -1}}, "/proxy/replicas"),
-    ({"proxy": {"port": 80}}, "/proxy/port"),
-    ({"proxy": {"drainSeconds": "5m"}}, "/proxy/drainSeconds"),
-    ({"worker": {"gpu": {"count": "two"}}}, "/worker/gpu/count"),
-    ({"worker": {"gpus": 1}}, "gpus"),
-    ({"image": {"proxy": {"digest": "latest"}}}, "/image/proxy/digest"),
-    ({"redis": {"url": "redis://user:secret@host"}}, "url"),
-    ({"networkPolicy": {"enabled": "yes"}}, "/networkPolicy/enabled"),
-    ({"files": {"countersign.yaml": ""}}, "countersign.yaml"),
-    ({"settings": {"backendz": []}}, "backendz"),
-    ({"settings": {"audit": {"rate": 1.5}}}, "/settings/audit/rate"),
-    ({"settings": {"backends": [SERVER | {"url": "gpu.example.com"}]}}, "/settings/backends/0/url"),
-    ({"settings": {"backends": [{"name": "a"}]}}, "url"),
-    # Neither secrets nor what the chart sets belong in a ConfigMap.
-    ({"settings": {"backends": [SERVER | {"api_key": "k"}]}}, "api_key"),
-    ({"settings": {"audit": {"secret": "s"}}}, "secret"),
-    ({"settings": {"webhook": {"url": "https://x", "secret": "s"}}}, "secret"),
-    ({"settings": {"keys": []}}, "keys"),
-    ({"settings": {"redis_url": "redis://x"}}, "redis_url"),
-    ({"settings": {"port": 1}}, "port"),
-    ({"proxy": {"env": [{"name": "COUNTERSIGN_AUDIT__SECRET", "value": "s"}]}}, "/proxy/env/0"),
-    ({"worker": {"env": [{"name": "HF_TOKEN", "value": "s"}]}}, "/worker/env/0"),
-    ({"proxy": {"env": [{"name": "COUNTERSIGN_PORT", "value": "1"}]}}, "/proxy/env/0/name"),
-]
-
-
-@pytest.mark.parametrize(("values", "named"), WRONG, ids=[named for _, named in WRONG])
-def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, named: str) -> None:
-    with pytest.raises(helm.HelmValuesError, match=named):
-        chart.render(values, name="countersign")

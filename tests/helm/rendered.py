@@ -1,0 +1,105 @@
+"""Sets of values, and what they render to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helm_python as helm
+import yaml
+
+from policies.settings import Settings, parse_settings
+
+Values = dict[str, Any]
+
+MOE: Values = {
+    "models": {
+        "moe": {
+            "tokenizer": "/models/moe",
+            "vocab_size": 151936,
+            "max_model_len": 40960,
+            "profile": "/etc/countersign/moe.json",
+            "reference": {"kind": "vllm_engine", "path": "/models/moe", "engine": {"max_num_seqs": 64}},
+        }
+    },
+    "backends": [{"name": "cheap", "url": "https://gpu.example.com", "model": "moe", "routed_experts": "buffer"}],
+    "webhook": {"url": "https://hooks.example.com/countersign"},
+    "audit": {"rate": 0.05},
+    "verification": {"job_timeout": 120},
+    "max_body_bytes": 67108864,
+}
+
+VARIANTS: dict[str, Values] = {
+    "default": {},
+    "gpu": {
+        "settings": MOE,
+        "existingSecret": "shared",
+        "worker": {
+            "gpu": {"count": 2},
+            "runtimeClassName": "nvidia",
+            "nodeSelector": {"gpu": "h200"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "startupSeconds": 3600,
+        },
+        "models": {"existingClaim": "weights"},
+        "files": {"moe.json": '{"checks": {}}\n'},
+    },
+    "external-redis": {
+        "redis": {"existingSecret": "redis"},
+        "proxy": {"existingSecret": "for-proxy", "drainSeconds": 600},
+        "worker": {"existingSecret": "for-worker"},
+        "networkPolicy": {"enabled": True, "proxy": {"from": [{"podSelector": {}}]}},
+    },
+    "persistent": {
+        "redis": {"bundled": {"persistence": {"enabled": True, "size": "5Gi", "storageClass": "fast"}}},
+        "networkPolicy": {"enabled": True},
+        "imagePullSecrets": [{"name": "registry"}],
+        "image": {"proxy": {"digest": "sha256:" + "a" * 64}},
+        "commonLabels": {"team": "inference"},
+    },
+    "proxy-only": {
+        "worker": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "podDisruptionBudget": {"enabled": False},
+        "fullnameOverride": "gate",
+    },
+}
+
+
+class Release:
+    """What one set of values renders to."""
+
+    def __init__(self, chart: helm.Chart, values: Values, name: str = "countersign") -> None:
+        self.files = chart.render(values, name=name, namespace="prod")
+        self.notes = next(text for path, text in self.files.items() if path.endswith("NOTES.txt"))
+        documents = [yaml.safe_load_all(text) for path, text in self.files.items() if path.endswith(".yaml")]
+        self.objects: list[dict[str, Any]] = [item for stream in documents for item in stream if item]
+
+    def of(self, kind: str, suffix: str = "") -> dict[str, Any]:
+        """The one object of that kind whose name ends so."""
+        found = [item for item in self.objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+        assert len(found) == 1, (kind, suffix, [item["metadata"]["name"] for item in found])
+        return found[0]
+
+    def kinds(self, suffix: str) -> set[str]:
+        return {item["kind"] for item in self.objects if item["metadata"]["name"].endswith(suffix)}
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Pod specs by the object's name."""
+        pods = {}
+        for item in self.objects:
+            if item["kind"] == "Pod":
+                pods[item["metadata"]["name"]] = item["spec"]
+            elif "template" in item.get("spec", {}):
+                pods[item["metadata"]["name"]] = item["spec"]["template"]["spec"]
+        return pods
+
+    def settings(self, environ: dict[str, str] | None = None) -> Settings:
+        """What the program makes of the rendered countersign.yaml."""
+        config = next(item for item in self.objects if item["kind"] == "ConfigMap")
+        return parse_settings(config["data"]["countersign.yaml"], environ or {})
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    only: dict[str, Any]
+    (only,) = pod["containers"]
+    return only
