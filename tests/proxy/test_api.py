@@ -16,7 +16,7 @@ from policies.errors import AuthenticationFailed
 from policies.settings import ClientKey, hash_key
 from proxy import log
 from proxy.api.auth import Keys, is_loopback
-from tests.proxy.conftest import CHAT, Rig
+from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close
 
@@ -131,7 +131,8 @@ def test_without_backends_not_ready(make_rig: Callable[..., Rig]) -> None:
 
 
 def test_metrics(rig: Rig) -> None:
-    rig.backend.queue = [[wire.whole(wire.BODY)], [wire.whole(b"{}", 500)], [Close()]]
+    rig.backend.queue = [[wire.whole(wire.BODY)], [wire.whole(b"{}", 500)]]
+    rig.backend.script = [Close()]
     for _ in range(3):
         rig.recorded(rig.chat().headers["x-countersign-id"])
     page = rig.http.get("/metrics")
@@ -147,7 +148,7 @@ def test_metrics(rig: Rig) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/verifications/x"])
 @pytest.mark.parametrize(
-    "key", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic sk-ann", "Bearer sk-ann2", "Bearer " + "x" * 9000]
+    "key", [None, "", "Bearer", "Bearer wrong", "Basic sk-ann", "Bearer sk-ann2", "Bearer " + "x" * 9000]
 )
 def test_keys(make_rig: Callable[..., Rig], path: str, key: str | None) -> None:
     rig = make_rig(keys=KEYS)

@@ -49,7 +49,9 @@ def _assert_unverified(response: httpx.Response) -> None:
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how: str) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
-    assert "x-countersign-verdict" not in rig.chat().headers
+    before = rig.chat()
+    assert "x-countersign-verdict" not in before.headers
+    rig.recorded(before.headers["x-countersign-id"])
     caplog.set_level(logging.INFO)
     getattr(valkey, how)()
 
