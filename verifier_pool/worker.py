@@ -7,6 +7,7 @@ receiver never holds up a verdict.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -72,7 +73,8 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
             on_timer=lambda: sweep(store, settings.verification),
         )
         logger.info("ready: taking verifications")
-        loop.serve(burst=burst)
+        with contextlib.closing(store.redis):
+            loop.serve(burst=burst)
 
     try:
         for name, reference in references.items():
@@ -83,6 +85,7 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
             child.end()
         for reference in references.values():
             reference.close()
+        context.use(None)
         logger.info("stopped")
 
 
@@ -102,7 +105,8 @@ def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = Fal
 
         loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=tick)
         logger.info("ready: delivering webhooks")
-        loop.serve(burst=burst)
+        with contextlib.closing(store.redis):
+            loop.serve(burst=burst)
 
     through_outages(work, stop, burst=burst)
 

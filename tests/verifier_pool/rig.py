@@ -73,6 +73,16 @@ def verdict_of(redis: Redis, id: str, seconds: float = 20.0) -> Verification:
     return verification
 
 
+def stop_when_decided(redis: Redis, id: str, stop: threading.Event) -> None:
+    """Set `stop` in the background once the id has a verdict."""
+
+    def watch() -> None:
+        verdict_of(redis, id)
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Poll; raises AssertionError when the time is over."""
     deadline = time.monotonic() + seconds

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from http.server import BaseHTTPRequestHandler
 
@@ -124,3 +125,20 @@ def test_nobody_listens() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/"
         assert delivery.post(url, {}, b"{}", allow_private=True, now=0).error == "unreachable"
     assert delivery.post("http://", {}, b"{}", allow_private=True, now=0).error == "unreachable"
+
+
+def test_tls_asks_for_the_name_not_the_address() -> None:
+    hello: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            with connection:
+                hello.append(connection.recv(4096))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        url = f"https://localhost:{server.getsockname()[1]}/"
+        assert delivery.post(url, {}, b"{}", allow_private=True, now=0).error == "unreachable"
+        thread.join()
+    assert b"localhost" in hello[0]

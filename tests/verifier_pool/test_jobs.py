@@ -10,10 +10,11 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from policies import codec
 from policies.evidence import Sampling
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import jobs
+from verifier_pool import context, jobs
 from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
 from verifier_pool.verification import unverified
 
@@ -71,7 +72,7 @@ def test_a_verdict_that_came_first_stands(redis: Redis, valkey_url: str) -> None
     rules = settings(valkey_url)
     evidence = answer()
     loop = rig.worker(redis, rules, {"toy": ToyReference()})
-    jobs.current().store.settle(unverified(evidence.id, "backlog", None, 1.0))
+    context.current().store.settle(unverified(evidence.id, "backlog", None, 1.0))
     rig.submit(redis, rules, [evidence])
     loop.serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["reasons"] == ["backlog"]
@@ -101,7 +102,7 @@ def test_poison_gets_a_verdict_and_stays_visible(redis: Redis, valkey_url: str, 
 def test_evidence_of_another_response_is_not_judged_under_this_id(redis: Redis, valkey_url: str) -> None:
     rules = settings(valkey_url)
     evidence = answer()
-    id = rig.submit(redis, rules, [evidence], packed=jobs.codec.pack([answer()]))
+    id = rig.submit(redis, rules, [evidence], packed=codec.pack([answer()]))
     rig.worker(redis, rules).serve(burst=True)
     assert rig.verdict_of(redis, id)["reasons"] == ["evidence_unreadable"]
 
@@ -168,7 +169,7 @@ def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: s
     stop = threading.Event()
     reference = ToyReference(trouble)
     loop = rig.worker(redis, rules, {"toy": reference}, stop)
-    threading.Thread(target=lambda: (rig.verdict_of(redis, id), stop.set()), daemon=True).start()
+    rig.stop_when_decided(redis, id, stop)
     loop.serve()
     assert rig.verdict_of(redis, id)["audited"] is True
     assert reference.batches == [1, 1]
@@ -180,7 +181,7 @@ def test_waiting_retries_are_released_when_due(redis: Redis, valkey_url: str, mo
     id = rig.submit(redis, rules, [answer()])
     stop = threading.Event()
     loop = rig.worker(redis, rules, {"toy": reference}, stop)
-    threading.Thread(target=lambda: (rig.verdict_of(redis, id), stop.set()), daemon=True).start()
+    rig.stop_when_decided(redis, id, stop)
     began = time.monotonic()
     loop.serve()
     assert 1 <= time.monotonic() - began < 6

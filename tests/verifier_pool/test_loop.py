@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -40,6 +41,10 @@ worker.run_verify(settings(url), threading.Event())
 """
 
 
+def started(marks: Path, times: int) -> bool:
+    return marks.exists() and marks.read_text().count("started") == times
+
+
 def queue(redis: Redis) -> Queue:
     return Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
 
@@ -72,7 +77,7 @@ def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, v
     for crashes in (1, 2):
         victim = rig.start(WORKER, valkey_url, str(marks), "60")
         try:
-            rig.wait_until(lambda crashes=crashes: marks.exists() and marks.read_text().count("started") == crashes, 30)
+            rig.wait_until(functools.partial(started, marks, crashes), 30)
         finally:
             victim.kill()
             victim.wait()
@@ -158,7 +163,9 @@ def test_functions_that_are_not_ours_are_refused(redis: Redis, valkey_url: str, 
     rig.worker(redis, settings(valkey_url)).serve(burst=True)
     job = Job.fetch("intruder", connection=redis, serializer=JSONSerializer)
     assert job.is_failed
-    assert "RefusedJob" in str(job.latest_result().exc_string)
+    result = job.latest_result()
+    assert result is not None
+    assert "RefusedJob" in str(result.exc_string)
     assert rig.verdict_of(redis, good)["verdict"] == "unaudited"
 
 

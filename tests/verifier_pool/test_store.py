@@ -21,7 +21,7 @@ def store(redis: Redis, webhook: bool = False) -> Store:
 def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
     redis.zadd(OPEN, {ID: 1})
     redis.set(intent_key(ID), b'{"id":"x"}', ex=9999)
-    listener = redis.pubsub(ignore_subscribe_messages=True)
+    listener = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     listener.subscribe(VERDICTS)
     listener.get_message(timeout=1)
     assert store(redis).settle(unverified(ID, "first", None, 5.0))

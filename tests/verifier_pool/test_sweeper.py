@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -10,6 +11,8 @@ from rq.serializers import JSONSerializer
 from policies import codec
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
+from verifier_pool import worker
+from verifier_pool.loop import Loop
 from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
@@ -60,7 +63,9 @@ def test_evidence_that_expired_before_its_job_ran(redis: Redis, store: Store) ->
     rules = settings("redis://x")
     id = rig.submit(redis, rules, [answer()])
     queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
-    queue.fetch_job(id).cancel()
+    job = queue.fetch_job(id)
+    assert job is not None
+    job.cancel()
     redis.delete(evidence_key(id))
     redis.zadd(OPEN, {id: NOW - 1})
     assert sweep(store, rules.verification, NOW) == 1
@@ -81,14 +86,9 @@ def test_a_verdict_is_never_overwritten(redis: Redis, store: Store) -> None:
 
 
 def test_the_loop_sweeps_by_itself(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    from verifier_pool import worker
-    from verifier_pool.loop import Loop
-
     monkeypatch.setattr(Loop, "pulse", 0.1)
     rig.intent(redis, "a" * 32, NOW - 1)
     stop = threading.Event()
-    threading.Thread(target=lambda: (rig.verdict_of(redis, "a" * 32), stop.set()), daemon=True).start()
+    rig.stop_when_decided(redis, "a" * 32, stop)
     worker.run_verify(settings(valkey_url), stop)
     assert rig.verdict_of(redis, "a" * 32)["reasons"] == ["proxy_lost"]

@@ -22,7 +22,8 @@ WIDTH = 21
 def logprobs_after(token: int, salt: int = 0) -> NDArray[np.float64]:
     """float64 (64,): the toy's next-token distribution depends on the last token alone."""
     logits = np.random.default_rng([token, salt]).normal(size=VOCAB) * 2
-    return logits - np.log(np.exp(logits).sum())
+    normalised: NDArray[np.float64] = logits - np.log(np.exp(logits).sum())
+    return normalised
 
 
 def rows(previous: Sequence[int], emitted: Ids, salt: int = 0) -> tuple[Ids, Logprobs]:

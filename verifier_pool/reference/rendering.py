@@ -22,9 +22,14 @@ _SAMPLING = frozenset(
 )  # fmt: skip
 """Fields that shape sampling or the answer's form; some would make a reference refuse what it can render."""
 
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
-def prompt_fields(request: bytes, model: str) -> dict[str, Any]:
+
+def prompt_fields(request: bytes, model: str) -> dict[str, Any] | None:
     """The request without what only matters for sampling, addressed to the reference's own model name.
+
+    None when two honest servers may render it differently: a prompt cut to the server's own length, media that
+    a processor expands, or embeddings.
 
     Raises:
         ReplayError: `bad_request` when the recorded request is no JSON object.
@@ -35,9 +40,18 @@ def prompt_fields(request: bytes, model: str) -> dict[str, Any]:
         raise ReplayError("bad_request", "the recorded request is not JSON") from error
     if not isinstance(body, dict):
         raise ReplayError("bad_request", "the recorded request is not an object")
+    if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None or _has_media(body):
+        return None
     kept = {key: value for key, value in body.items() if key not in _SAMPLING}
     # A prompt that filled the backend's context must still fit beside one generated token here.
     return kept | {"model": model, "max_tokens": 1}
+
+
+def _has_media(body: dict[str, Any]) -> bool:
+    messages = body.get("messages")
+    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
 
 
 def prompt_index(request: bytes, choice: int) -> int:

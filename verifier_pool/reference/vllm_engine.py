@@ -158,6 +158,8 @@ class VllmEngine:
         if not request.request:
             return None
         body = prompt_fields(request.request, self.name)
+        if body is None:
+            return None
         try:
             if request.endpoint == "chat":
                 return self._render_chat(body)

@@ -139,8 +139,10 @@ class VllmHttp:
         """The server's own prompt ids, one array per prompt, or None when it cannot render this request."""
         if not self._renders or not request:
             return None
-        path = RENDER_PATHS[endpoint]
-        response = self._send("POST", path, prompt_fields(request, str(self._served)), accept=(400, 403, 404, 422))
+        body = prompt_fields(request, str(self._served))
+        if body is None:
+            return None
+        response = self._send("POST", RENDER_PATHS[endpoint], body, accept=(400, 403, 404, 422))
         if response.status_code in (403, 404):
             self._renders = False
         if response.status_code != 200:

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from policies.errors import ReplayError, SettingsError
+from policies.settings import ReferenceSettings
+from verifier_pool.reference import open_reference
+from verifier_pool.reference.base import Reference, ReplayRequest
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(SettingsError, match=r"models\.m\.reference\.path"):
+        open_reference("m", ReferenceSettings(kind="vllm_engine", path="/nowhere/at/all", timeout=60))
+
+
+def test_without_vllm_the_message_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['vllm'] = None\n"
+        "from policies.settings import ReferenceSettings\n"
+        "from verifier_pool.reference import open_reference\n"
+        f"open_reference('m', ReferenceSettings(kind='vllm_engine', path={str(tmp_path)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install 'countersign[vllm]'" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir: Path) -> Iterator[Reference]:
+    arguments = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "max_model_len": 512, "enforce_eager": True}
+    reference = open_reference(
+        "smollm2", ReferenceSettings(kind="vllm_engine", path=str(model_dir), engine=arguments, timeout=60)
+    )
+    yield reference
+    reference.close()
+
+
+def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.asarray(numbers, np.int32)
+
+
+def asking(endpoint: Any, body: dict[str, Any], choice: int = 0) -> ReplayRequest:
+    return ReplayRequest(ids(504, 3575), ids(282, 253), endpoint, orjson.dumps(body), choice)
+
+
+@pytest.mark.e2e
+def test_replays_agree_whatever_the_batch(engine: Reference) -> None:
+    text = np.random.default_rng(1).integers(100, 40_000, 240).astype(np.int32)
+    requests = [ReplayRequest(text[: 20 * n], text[20 * n : 20 * n + 16], "chat", b"") for n in range(1, 9)]
+    together = engine.replay(requests)
+    alone = [engine.replay([request])[0] for request in requests]
+    for request, one, other in zip(requests, together, alone, strict=True):
+        assert one.ids.shape == one.logprobs.shape == (16, 21)
+        assert np.array_equal(one.ids[:, 0], request.output_ids)
+        assert np.isfinite(one.logprobs[:, 0]).all()
+        assert np.abs(one.logprobs[:, 0] - other.logprobs[:, 0]).mean() < 0.3
+        others = one.logprobs[:, 1:]
+        assert (np.diff(others, axis=1)[np.isfinite(others[:, 1:])] <= 0).all()
+        assert (np.exp(one.logprobs.astype(np.float64)).sum(axis=1) < 1.001).all()
+        assert one.reference == engine.name
+    assert engine.name.startswith("vllm_engine vllm-0.32")
+
+
+@pytest.mark.e2e
+def test_prompts_are_rendered_as_vllm_would(engine: Reference) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    message = {"role": "user", "content": "hi"}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    plain, with_tools, parts, continued, text, bare, second, media = engine.replay(
+        [
+            asking("chat", {"messages": [message], "seed": 1, "logprobs": True, "top_logprobs": 20, "n": 2}),
+            asking("chat", {"messages": [message], "tools": [tool], "tool_choice": "auto"}),
+            asking("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
+            asking("chat", {"messages": [message, {"role": "assistant", "content": "hello"}],
+                            "continue_final_message": True, "add_generation_prompt": False}),
+            asking("completions", {"prompt": "hi"}),
+            asking("completions", {"prompt": [504, 3575]}),
+            asking("completions", {"prompt": ["hi", "yo there"], "n": 2}, choice=2),
+            asking("chat", {"messages": [{"role": "user", "content": [image]}]}),
+        ]
+    )  # fmt: skip
+    known = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182]
+    known += [2, 198, 1, 4093, 198, 6004, 2, 198, 1, 520, 9531, 198]
+    assert plain.prompt_ids is not None
+    assert plain.prompt_ids.tolist() == known
+    assert parts.prompt_ids is not None
+    assert parts.prompt_ids.tolist() == known
+    assert with_tools.prompt_ids is not None
+    assert continued.prompt_ids is not None
+    assert continued.prompt_ids.tolist() == [*known, *continued.prompt_ids[len(known) :]]
+    assert text.prompt_ids is not None
+    assert text.prompt_ids.tolist() == [6004]
+    assert bare.prompt_ids is not None
+    assert bare.prompt_ids.tolist() == [504, 3575]
+    assert second.prompt_ids is not None
+    assert second.prompt_ids.tolist() == [31041, 665]
+    assert media.prompt_ids is None
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("prompt", "output", "reason"),
+    [(np.ones(500, np.int32), np.ones(12, np.int32), "too_long"), (ids(1), ids(49_152), "bad_ids")],
+)
+def test_what_would_hurt_the_engine_never_reaches_it(engine: Reference, prompt: Any, output: Any, reason: str) -> None:
+    with pytest.raises(ReplayError) as caught:
+        engine.replay([ReplayRequest(prompt, output, "chat", b"")])
+    assert caught.value.reason == reason
+
+
+@pytest.mark.e2e
+def test_a_killed_engine_starts_again(engine: Reference) -> None:
+    request = ReplayRequest(ids(1, 9690, 198, 2683), ids(359, 253, 5356), "chat", b"")
+    before = engine.replay([request])[0]
+    for child in children(os.getpid()):
+        if b"EngineCore" in (Path("/proc") / str(child) / "cmdline").read_bytes():
+            os.kill(child, signal.SIGKILL)
+    with pytest.raises(ReplayError, match="engine_failed"):
+        engine.replay([request])
+    after = engine.replay([request])[0]
+    assert np.abs(before.logprobs[:, 0] - after.logprobs[:, 0]).max() < 1e-3
+
+
+def children(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policies.checks import Check, Result, Verdict, VerdictWord
+from policies.errors import ReplayError
+from policies.evidence import Evidence
+from policies.settings import ModelSettings
+from tests.verifier_pool.toy import VOCAB, ToyReference, answer, failing
+from verifier_pool.judge import judge
+from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.verification import Verification, describe, encode
+
+MODEL = ModelSettings.model_validate({"vocab_size": VOCAB})
+MOE = ModelSettings.model_validate({"vocab_size": VOCAB, "experts": 8, "layers": 2, "experts_per_token": 2})
+
+
+def judged(*choices: Evidence, model: ModelSettings = MODEL, reference: ToyReference | None = None) -> Verification:
+    return judge(choices, model=model, reference=reference, profile=None, audited=True)
+
+
+def check(verification: Verification, name: str) -> dict[str, object]:
+    (found,) = (check for check in verification["checks"] if check["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def two_choices() -> list[Evidence]:
+    first = answer()
+    return [first, replace(answer((3, 5, 9)), id=first.id, index=1)]
+
+
+def test_the_reference_sees_ids_only() -> None:
+    reference, evidence = ToyReference(), answer()
+    judged(evidence, reference=reference)
+    (request,) = reference.seen
+    assert set(ReplayRequest.__slots__) == {"prompt_ids", "output_ids", "endpoint", "request", "choice"}
+    assert request.output_ids.tolist() == evidence.output_ids.tolist()
+
+
+def test_an_honest_replay_has_no_distance() -> None:
+    verification = judged(answer(), reference=ToyReference())
+    metrics = check(verification, "distance")["metrics"]
+    assert isinstance(metrics, dict)
+    assert max(abs(metrics[name]) for name in metrics if "mean" in name) < 1e-6
+
+
+def test_several_choices_are_one_batch_and_one_verdict() -> None:
+    reference = ToyReference()
+    verification = judged(*two_choices(), reference=reference)
+    assert reference.batches == [2]
+    assert [choice["index"] for choice in verification["choices"]] == [0, 1]
+    assert all(choice["checks"] for choice in verification["choices"])
+    assert "choices" not in judged(answer(), reference=reference)
+
+
+def test_one_choice_too_long_does_not_cost_the_others_their_replay() -> None:
+    first, second = two_choices()
+    second = replace(second, prompt_ids=np.arange(30, dtype=np.int32))
+
+    def trouble(requests: object) -> None:
+        assert isinstance(requests, list)
+        if any(len(request.prompt_ids) > 20 for request in requests):
+            raise ReplayError("too_long")
+
+    reference = ToyReference(trouble)
+    verification = judged(first, second, reference=reference)
+    reasons = [
+        next(check["reason"] for check in choice["checks"] if check["name"] == "distance")
+        for choice in verification["choices"]
+    ]
+    assert reasons[0] != "too_long"
+    assert reasons[1] == "too_long"
+    assert reference.batches == [2, 1, 1]
+
+
+def test_a_passing_trouble_is_raised_until_the_last_try() -> None:
+    reference = ToyReference(failing("unreachable"))
+    with pytest.raises(ReplayError, match="unreachable"):
+        judge([answer()], model=MODEL, reference=reference, profile=None, audited=True, last_try=False)
+    verification = judged(*two_choices(), reference=reference)
+    assert verification["verdict"] == "inconclusive"
+    assert check(verification, "distance")["reason"] == "unreachable"
+    assert reference.batches == [1, 2]
+
+
+def test_an_answer_without_ids_is_not_replayed_and_never_passes() -> None:
+    reference = ToyReference()
+    empty = np.zeros(0, np.int32)
+    evidence = replace(
+        answer(),
+        output_ids=empty,
+        claim_ids=np.zeros((0, 0), np.int32),
+        claim_logprobs=np.zeros((0, 0), np.float32),
+        faults=("no_token_ids",),
+    )
+    verification = judged(evidence, reference=reference)
+    assert reference.batches == []
+    assert verification["verdict"] == "withheld"
+    assert check(verification, "distance")["reason"] == "nothing_to_replay"
+
+
+def test_the_cpu_checks_alone_are_unaudited() -> None:
+    verification = judge([answer()], model=MODEL, reference=ToyReference(), profile=None, audited=False)
+    assert (verification["verdict"], verification["audited"]) == ("unaudited", False)
+    assert judged(answer())["verdict"] == "unaudited"
+
+
+@pytest.mark.parametrize(
+    ("experts", "stream", "reason"),
+    [
+        (None, True, "stream: this backend's streams carry no expert ids"),
+        (None, False, "no_routed_experts"),
+        (np.zeros((14, 2, 2), np.uint8), False, "not_checked_yet"),
+    ],
+)
+def test_routing_is_named_but_not_judged(experts: object, stream: bool, reason: str) -> None:
+    verification = judged(answer(routed_experts=experts, stream=stream), model=MOE)
+    assert check(verification, "routing")["result"] == "inconclusive"
+    assert check(verification, "routing")["reason"] == reason
+    assert verification["verdict"] == "unaudited"
+    assert [found["name"] for found in judged(answer())["checks"]] == ["structure", "selection"]
+
+
+def test_numbers_json_cannot_spell_become_null() -> None:
+    odd = Check(
+        "distance",
+        Result.REJECT,
+        "x",
+        level=float("nan"),
+        metrics={"a": float("inf"), "b": float(np.float32(0.5)), "c": 3, "d": None, "e": float("-inf")},
+    )
+    verdict = Verdict(VerdictWord.REJECT, (odd,), ("x",), True)
+    document = json.loads(encode(describe([answer()], [verdict], verdict, 2.0)))
+    assert document["checks"][0] == {
+        "name": "distance",
+        "result": "reject",
+        "reason": "x",
+        "level": None,
+        "metrics": {"a": None, "b": 0.5, "c": 3, "d": None, "e": None},
+    }
+    assert (document["object"], document["status"], document["decided"]) == ("verification", "done", 2.0)
+
+
+def test_no_choice_cannot_be_judged() -> None:
+    with pytest.raises(ValueError, match="without choices"):
+        judge([], model=MODEL, reference=None, profile=None, audited=False)
