@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policies import distance
 from policies.checks import Check, Result, Verdict, VerdictWord
 from policies.errors import ReplayError
-from policies.evidence import Evidence
+from policies.evidence import Evidence, Replay
+from policies.profile import Profile, ProfileKey, fit
 from policies.settings import ModelSettings
 from tests.verifier_pool.toy import VOCAB, ToyReference, answer, failing
-from verifier_pool.judge import judge
+from verifier_pool.judge import judge, replay_choices
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.verification import Verification, describe, encode
 
@@ -149,3 +151,29 @@ def test_numbers_json_cannot_spell_become_null() -> None:
 def test_no_choice_cannot_be_judged() -> None:
     with pytest.raises(ValueError, match="without choices"):
         judge([], model=MODEL, reference=None, profile=None, audited=False)
+
+
+def profile_of_the_toy() -> Profile:
+    reference = ToyReference()
+    key = ProfileKey(model="toy", runtime="vllm-0.32-v1-cpu", precision="", reference=reference.name)
+    measured = []
+    for seed in range(24):
+        evidence = answer((seed, seed + 1), 48, kernels=seed + 1)
+        (replay,) = replay_choices([evidence], reference, last_try=True)
+        assert isinstance(replay, Replay)
+        measured += distance.calibration_rows(evidence, replay)
+    return fit(measured, key)
+
+
+def test_an_honest_model_passes_and_another_is_rejected() -> None:
+    profile = profile_of_the_toy()
+    honest, other = answer((40, 41), 48, kernels=99), answer((40, 41), 48, salt=1)
+    verdicts = [
+        judge([evidence], model=MODEL, reference=ToyReference(), profile=profile, audited=True)
+        for evidence in (honest, other)
+    ]
+    assert [verdict["verdict"] for verdict in verdicts] == ["pass", "reject"]
+    rejected = check(verdicts[1], "distance")
+    assert rejected["result"] == "reject"
+    assert isinstance(rejected["level"], float)
+    assert check(verdicts[1], "selection")["result"] == "pass"

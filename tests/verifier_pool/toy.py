@@ -19,32 +19,39 @@ VOCAB = 64
 WIDTH = 21
 
 
-def logprobs_after(token: int, salt: int = 0) -> NDArray[np.float64]:
-    """float64 (64,): the toy's next-token distribution depends on the last token alone."""
+def logprobs_after(token: int, salt: int = 0, kernels: int = 0) -> NDArray[np.float64]:
+    """float64 (64,): the toy's next-token distribution depends on the last token alone.
+
+    Another `salt` is another model; other `kernels` are the same model with a little drift.
+    """
     logits = np.random.default_rng([token, salt]).normal(size=VOCAB) * 2
+    if kernels:
+        logits += np.random.default_rng([token, salt, kernels]).normal(size=VOCAB) * 0.02
     normalised: NDArray[np.float64] = logits - np.log(np.exp(logits).sum())
     return normalised
 
 
-def rows(previous: Sequence[int], emitted: Ids, salt: int = 0) -> tuple[Ids, Logprobs]:
+def rows(previous: Sequence[int], emitted: Ids, salt: int = 0, kernels: int = 0) -> tuple[Ids, Logprobs]:
     """The (G, 21) arrays of a claim or a replay."""
     ids = np.full((len(emitted), WIDTH), -1, np.int32)
     logprobs = np.full((len(emitted), WIDTH), -np.inf, np.float32)
     for row, (last, token) in enumerate(zip(previous, emitted, strict=True)):
-        table = logprobs_after(int(last), salt)
+        table = logprobs_after(int(last), salt, kernels)
         others = [other for other in np.argsort(-table)[:20] if other != token]
         ids[row, : len(others) + 1] = [token, *others]
         logprobs[row, : len(others) + 1] = table[ids[row, : len(others) + 1]]
     return ids, logprobs
 
 
-def answer(prompt: Sequence[int] = (3, 5, 7), length: int = 12, salt: int = 0, **changes: object) -> Evidence:
-    """Honest evidence of a greedy answer by the toy (another `salt` is another model)."""
+def answer(
+    prompt: Sequence[int] = (3, 5, 7), length: int = 12, salt: int = 0, kernels: int = 0, **changes: object
+) -> Evidence:
+    """Honest evidence of a greedy answer by the toy."""
     tokens = [*prompt]
     for _ in range(length):
-        tokens.append(int(np.argmax(logprobs_after(tokens[-1], salt))))
+        tokens.append(int(np.argmax(logprobs_after(tokens[-1], salt, kernels))))
     output = np.asarray(tokens[len(prompt) :], np.int32)
-    ids, logprobs = rows(tokens[len(prompt) - 1 : -1], output, salt)
+    ids, logprobs = rows(tokens[len(prompt) - 1 : -1], output, salt, kernels)
     evidence = Evidence(
         id=secrets.token_hex(16),
         endpoint="chat",

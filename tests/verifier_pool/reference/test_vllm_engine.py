@@ -17,6 +17,9 @@ from policies.settings import ReferenceSettings
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference, ReplayRequest
 
+# vLLM and torch warn while they are imported.
+pytestmark = pytest.mark.filterwarnings("default")
+
 
 def test_a_folder_that_is_not_there() -> None:
     with pytest.raises(SettingsError, match=r"models\.m\.reference\.path"):

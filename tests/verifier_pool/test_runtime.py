@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisDown
+
+from policies.errors import SettingsError, StoreUnavailable
+from tests.verifier_pool import rig
+from tests.verifier_pool.toy import settings
+from verifier_pool import context, runtime, worker
+from verifier_pool.runtime import Child, read_settings, through_outages
+
+
+def test_settings_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COUNTERSIGN_CONFIG", raising=False)
+    with pytest.raises(SettingsError, match="--config"):
+        read_settings(None)
+    (tmp_path / "countersign.yaml").write_text("port: 1234")
+    assert read_settings(None).port == 1234
+    (tmp_path / "other.yaml").write_text("port: 4321")
+    monkeypatch.setenv("COUNTERSIGN_CONFIG", "other.yaml")
+    assert read_settings(None).port == 4321
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"key": {}, "arms": []}'])
+def test_a_broken_profile_stops_the_start(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    rules = settings("redis://x", models={"toy": {"profile": str(path)}})
+    with pytest.raises(SettingsError, match=r"models\.toy\.profile"):
+        context.read_profiles(rules)
+
+
+def test_a_missing_profile_stops_the_start() -> None:
+    rules = settings("redis://x", models={"toy": {"profile": "/nowhere.json"}})
+    with pytest.raises(SettingsError, match=r"models\.toy\.profile"):
+        worker.run_verify(rules, threading.Event())
+
+
+def test_one_bad_reference_closes_those_that_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Opened:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def open_reference(name: str, _settings: object) -> Opened:
+        if name == "b":
+            raise SettingsError("models.b.reference", "another")
+        return Opened(name)
+
+    monkeypatch.setattr(context, "open_reference", open_reference)
+    reference = {"reference": {"kind": "vllm_http", "url": "http://x"}}
+    rules = settings("redis://x", models={"a": reference, "b": reference}, backends=[])
+    with pytest.raises(SettingsError, match=r"models\.b"):
+        context.open_references(rules)
+    assert closed == ["a"]
+
+
+def test_burst_does_not_wait_for_redis(tmp_path: Path) -> None:
+    rules = settings(f"unix://{tmp_path}/none.sock")
+    with pytest.raises(StoreUnavailable):
+        worker.run_verify(rules, threading.Event(), burst=True)
+
+
+def test_outages_are_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "BACKOFF_SECONDS", (0.01, 0.02))
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) < 6:
+            raise RedisDown("down")
+
+    through_outages(work, threading.Event())
+    assert len(calls) == 6
+
+
+def test_stopping_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        threading.Timer(0.1, stop.set).start()
+        raise RedisDown("down")
+
+    monkeypatch.setattr(runtime, "BACKOFF_SECONDS", (60.0,))
+    began = time.monotonic()
+    through_outages(work, stop)
+    assert time.monotonic() - began < 5
+
+
+def test_a_child_is_started_again_and_ends_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = tmp_path / "pids"
+    code = f"import os, time; open({str(marks)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    child = Child([sys.executable, "-c", code])
+
+    def pids() -> list[int]:
+        return [int(line) for line in marks.read_text().split()] if marks.exists() else []
+
+    def started_again() -> bool:
+        child.keep()
+        return len(pids()) == 2
+
+    try:
+        child.keep()
+        rig.wait_until(pids)
+        os.kill(pids()[0], signal.SIGKILL)
+        child.keep()
+        assert len(pids()) == 1
+        clock = time.monotonic
+        monkeypatch.setattr("verifier_pool.runtime.time.monotonic", lambda: clock() + 10)
+        rig.wait_until(started_again)
+    finally:
+        child.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids()[1], 0)
