@@ -44,6 +44,11 @@ class Timed:
     response: Response | None
     error: str = ""
 
+    @property
+    def id(self) -> str:
+        """The proxy's id of the response; empty when it gave none."""
+        return self.response.headers.get("x-countersign-id", "") if self.response else ""
+
 
 class _Connection(asyncio.Protocol):
     """Sends one request and collects what comes back."""

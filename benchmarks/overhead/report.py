@@ -203,9 +203,9 @@ def _split(costs: Sequence[Cost]) -> tuple[str, str]:
 
 
 def _errors(result: Result) -> str:
-    verdicts = Counter(row.verdict for row in result.rows if row.arm == "inline" and row.verdict)
+    verdicts = Counter(row.verdict for row in result.rows if row.verdict)
     said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "none"
-    lines = [f"{sum(result.errors.values())} errors in {len(result.rows)} requests. Inline verdicts: {said}."]
+    lines = [f"{sum(result.errors.values())} errors in {len(result.rows)} requests. Verdicts: {said}."]
     lines += [f"* {arm}: {error}, {count} times" for (arm, error), count in result.errors.most_common()]
     return "## Errors\n\n" + "\n".join(lines)
 

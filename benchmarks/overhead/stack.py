@@ -12,10 +12,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import yaml
@@ -24,7 +25,7 @@ from redis import Redis
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from policies.errors import CountersignError
 from policies.settings import parse_settings, store_url
-from verifier_pool.queue import OPEN
+from verifier_pool.queue import OPEN, verdict_key
 
 START_SECONDS = 60.0
 
@@ -83,6 +84,12 @@ class Stack:
         """Generations that have no verdict yet."""
         assert self._store is not None
         return int(self._store.zcard(OPEN))
+
+    def verdicts(self, ids: Sequence[str]) -> dict[str, str]:
+        """Verdicts by id, with the reasons where nothing was checked: `unverified: backlog`."""
+        assert self._store is not None
+        found = cast(list[bytes | None], self._store.mget([verdict_key(id) for id in ids])) if ids else []
+        return {id: _word(orjson.loads(text)) for id, text in zip(ids, found, strict=True) if text is not None}
 
     def check(self) -> None:
         """Raises CountersignError when a process has ended."""
@@ -177,6 +184,11 @@ class Stack:
             lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
             return "\n".join(lines[-20:])
         return ""
+
+
+def _word(verification: dict[str, Any]) -> str:
+    verdict = str(verification["verdict"])
+    return f"unverified: {', '.join(verification['reasons'])}" if verdict == "unverified" else verdict
 
 
 def _answers(url: str) -> bool:

@@ -12,6 +12,7 @@ Read = tuple[float, bytes]
 """Seconds on the event loop's clock, and the bytes that had come by then."""
 
 VERDICT = b": countersign "
+PENDING = "pending"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,7 @@ class Response:
         text: concatenated content of all tokens.
         token_times: float64 (tokens,), when each content event was complete; seconds on the loop's clock.
         finished: when the last byte came.
-        verdict: the verdict in the stream's comment, or None.
+        verdict: the verdict in the stream's comment, `pending` when it did not come in time, None without one.
     """
 
     status: int
@@ -100,7 +101,7 @@ def _read(events: list[bytes], arrived: NDArray[np.float64]) -> tuple[str, list[
     verdict = None
     for event, time in zip(events, arrived, strict=True):
         if event.startswith(VERDICT):
-            verdict = str(orjson.loads(event[len(VERDICT) :])["verdict"])
+            verdict = orjson.loads(event[len(VERDICT) :])["verdict"] or PENDING
         elif event.startswith(b"data: {"):
             frame = orjson.loads(event[6:])
             if "error" in frame:

@@ -28,7 +28,7 @@ def row(arm: str, number: int, ttft: float, **other: Any) -> Row:
         "gap_p50_ms": 10.0,
         "gap_p99_ms": 11.0,
         "gap_max_ms": 12.0,
-        "verdict": "unaudited" if arm == "inline" else "",
+        "verdict": "" if arm == "direct" else "unaudited",
         "error": "",
     }
     return Row(**values | other)
@@ -93,7 +93,7 @@ def test_summary_says_what_each_arm_adds() -> None:
     cpu = cells(text, "proxied (async)")
     assert cpu[2:6] == ["73 (73 to 73)", "50 (50 to 50)", "1.50 (1.50 to 1.50)", "3.0 (3.0 to 3.0)"]
     assert "0 errors in 21 requests" in text
-    assert "7 unaudited" in text
+    assert "14 unaudited" in text
     assert "CPU checks" in text
     assert "Busy" not in text
     assert "Quick" not in text

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from typing import cast
 
+import numpy as np
 import pytest
 
 from benchmarks.overhead import rounds
@@ -14,6 +15,7 @@ from benchmarks.overhead.answer import Script
 from benchmarks.overhead.rounds import Bench, Expectation, Load
 from benchmarks.overhead.stack import Backend, Stack
 from benchmarks.overhead.upstream import Plan, precise_loop, serve
+from benchmarks.overhead.wire import Response
 
 TOKENS = 6
 LOADS = [Load(1, TOKENS, 3, 0.0), Load(4, 2, 2, 0.01)]
@@ -32,6 +34,10 @@ class BackendOnly:
 
     def undecided(self) -> int:
         return self._undecided
+
+    def verdicts(self, ids: list[str]) -> dict[str, str]:
+        assert ids == []
+        return {}
 
     def check(self) -> None:
         pass
@@ -76,7 +82,7 @@ def test_rows_hold_the_times_and_what_was_missing() -> None:
         assert row.chunks == row.asked_tokens
         assert row.total_ms >= row.ttft_ms >= 4.9
         assert row.gap_max_ms >= row.gap_p99_ms >= row.gap_p50_ms >= 0
-        assert row.error == ("" if row.arm == "direct" else "no x-countersign-id")
+        assert row.error == ("" if row.arm == "direct" else "no verdict")
 
 
 def test_another_text_is_an_error() -> None:
@@ -89,3 +95,22 @@ def test_verdicts_that_never_come_are_counted(monkeypatch: pytest.MonkeyPatch) -
     bench = measure(undecided=3)
     assert {(cost.arm, cost.undecided) for cost in bench.costs} == {("direct", 0), ("inline", 3)}
     assert min(cost.settle_ms for cost in bench.costs if cost.arm == "inline") >= 10
+
+
+@pytest.mark.parametrize(
+    ("arm", "in_stream", "stored", "error"),
+    [
+        ("async", None, "unaudited", ""),
+        ("async", None, "", "no verdict"),
+        ("async", None, "unverified: backlog", "unverified: backlog"),
+        ("inline", "unaudited", "unaudited", ""),
+        ("inline", "pending", "unaudited", "pending in the stream"),
+        ("inline", None, "pass", "no verdict in the stream"),
+        ("inline", "unverified", "unverified: store_unavailable", "unverified: store_unavailable"),
+        ("direct", None, "", ""),
+    ],
+)
+def test_an_arm_that_was_not_verified_is_an_error(arm: str, in_stream: str | None, stored: str, error: str) -> None:
+    bench = Bench(cast(Stack, BackendOnly("")), ["direct", arm], seed=1, expect=Expectation(None))
+    response = Response(200, {}, "text", np.ones(1), 1.0, in_stream)
+    assert next(bench._complaints(arm, LOADS[0], response, stored), "") == error
