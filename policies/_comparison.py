@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.evidence import MASKED, Evidence, Replay
+from policies.evidence import MASKED, PAD_ID, Evidence, Ids, Logprobs, Replay
 
 MISSING_LOGPROB = -100.0
 """Stands in for an id that one side does not list."""
@@ -53,9 +53,8 @@ class Comparison:
 def compare(evidence: Evidence, replay: Replay) -> Comparison:
     """Compares the rows both sides have. Never raises on what a claim holds."""
     rows = min(len(evidence.output_ids), len(evidence.claim_ids), len(replay.ids))
-    ids, other_ids = evidence.claim_ids[:rows], replay.ids[:rows]
-    claim, listed = _usable(ids, evidence.claim_logprobs[:rows])
-    reference, other_listed = _usable(other_ids, replay.logprobs[:rows])
+    ids, claim, listed = _usable(evidence.claim_ids[:rows], evidence.claim_logprobs[:rows])
+    other_ids, reference, other_listed = _usable(replay.ids[:rows], replay.logprobs[:rows])
     same = (ids[:, :, None] == other_ids[:, None, :]) & listed[:, :, None] & other_listed[:, None, :]
     shared, in_claim = same.any(axis=2), same.any(axis=1)
     reference_of_claim = np.where(
@@ -83,11 +82,13 @@ def compare(evidence: Evidence, replay: Replay) -> Comparison:
     )
 
 
-def _usable(ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> tuple[_Floats, _Flags]:
-    """Logprobs as float64 with −inf wherever an entry is a pad, masked or not finite, and which entries are left."""
+def _usable(ids: Ids, logprobs: Logprobs) -> tuple[Ids, _Floats, _Flags]:
+    """Ids; logprobs as float64, −inf wherever an entry is a pad, masked or not finite; which entries are left."""
+    if not ids.shape[1]:
+        ids, logprobs = np.full((len(ids), 1), PAD_ID, np.int32), np.full((len(ids), 1), -np.inf, np.float32)
     values = logprobs.astype(np.float64)
     listed = (ids >= 0) & np.isfinite(values) & (values > MASKED)
-    return np.where(listed, values, -np.inf), listed
+    return ids, np.where(listed, values, -np.inf), listed
 
 
 def _rank_changed(claim: _Floats, listed: _Flags, reference: _Floats, other_listed: _Flags) -> _Floats:

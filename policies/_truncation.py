@@ -134,7 +134,7 @@ def _tail(
     largest = _row_max(masked)
     least = np.where(candidates, logprobs, np.inf)[:, 1:].min(axis=1, initial=np.inf)[:, None]
     least = np.where(np.isfinite(least), least, largest)
-    unlisted = 1.0 - np.exp(masked).sum(axis=1, keepdims=True)
+    unlisted = 1.0 - np.exp(np.minimum(masked, 0.0)).sum(axis=1, keepdims=True)
     inverse = 1.0 / temperature
 
     def bounds(mass: _Floats) -> tuple[_Floats, _Floats]:
@@ -143,22 +143,28 @@ def _tail(
             many = (1.0 - inverse) * np.log(vocab_size) + inverse * np.log(mass)
         return np.minimum(few, many), np.maximum(few, many)
 
-    low = np.exp(bounds(np.maximum(unlisted - MASS_ROUNDING, 0.0))[0] - inverse * largest)
+    low = _exp(bounds(np.maximum(unlisted - MASS_ROUNDING, 0.0))[0] - inverse * largest)
     high_mass = np.maximum(unlisted, 0.0) + MASS_ROUNDING
-    high = np.exp(bounds(high_mass)[1] - inverse * largest)
+    high = _exp(bounds(high_mass)[1] - inverse * largest)
     tokens = vocab_size
     if sampling.top_k > 0:
         tokens = min(tokens, sampling.top_k)
         left = np.maximum(sampling.top_k - candidates.sum(axis=1, keepdims=True) + 1, 0)
-        high = np.minimum(high, left * np.exp(inverse * (least - largest)))
+        high = np.minimum(high, left * _exp(inverse * (least - largest)))
         low = np.zeros_like(low)
-    high = np.minimum(high, tokens * np.exp(inverse * (least - largest)))
+    high = np.minimum(high, tokens * _exp(inverse * (least - largest)))
     if sampling.min_p > 0:
         # Some unlisted tokens may be cut although the least listed one is not.
         low = np.zeros_like(low)
         high = np.where(inverse * (least - largest) < np.log(sampling.min_p) - EDGE, 0.0, high)
     high = np.where(complete[:, None], 0.0, high)
     return np.minimum(low, high), high
+
+
+def _exp(values: _Floats) -> _Floats:
+    # Impossible claims must not overflow.
+    result: _Floats = np.exp(np.minimum(values, 600.0))
+    return result
 
 
 def _row_max(values: _Floats) -> _Floats:

@@ -1,0 +1,277 @@
+"""Distance metrics against a plain reimplementation, and the check on recorded honest and FP8 answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from policies import distance
+from policies._comparison import compare
+from policies.checks import Result
+from policies.evidence import MASKED, Evidence, Replay, Sampling
+from policies.profile import Profile, ProfileKey, fit
+from tests.policies import recorded
+
+KEY = ProfileKey("smollm2", recorded.CPU, "bf16", recorded.REFERENCE)
+SINGLE = recorded.replayed("single")
+BATCH = recorded.replayed("batch")
+FP8 = recorded.replayed("fp8")
+EVEN, ODD = SINGLE[::2], SINGLE[1::2]
+
+
+def calibrated(pairs: tuple[tuple[Evidence, Replay], ...], key: ProfileKey = KEY) -> Profile:
+    return fit([row for pair in pairs for row in distance.calibration_rows(*pair, arm="single")], key, created=1.0)
+
+
+PROFILE = calibrated(EVEN)
+
+
+def listed(ids: Any, logprobs: Any) -> dict[int, float]:
+    return {
+        int(id): float(logprob)
+        for id, logprob in zip(ids, logprobs, strict=True)
+        if id >= 0 and math.isfinite(logprob) and logprob > MASKED
+    }
+
+
+def softmax(values: list[float]) -> list[float]:
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def js(worker: dict[int, float], verifier: dict[int, float]) -> float:
+    union = sorted(worker.keys() | verifier.keys())
+    p = softmax([worker.get(id, -100.0) for id in union])
+    q = softmax([verifier.get(id, -100.0) for id in union])
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+
+    def kl(values: list[float]) -> float:
+        return sum(a * math.log(a / b) for a, b in zip(values, middle, strict=True) if a > 0)
+
+    return kl(p) / 2 + kl(q) / 2
+
+
+@pytest.mark.parametrize("pair", [*SINGLE[:2], BATCH[0], FP8[0]])
+def test_metrics_are_the_formulas_token_by_token(pair: tuple[Evidence, Replay]) -> None:
+    answer, replay = pair
+    differences, jaccards, divergences, omitted, claimed, ranks = [], [], [], [], [], []
+    for j in range(len(answer.output_ids)):
+        worker = listed(answer.claim_ids[j], answer.claim_logprobs[j])
+        verifier = listed(replay.ids[j], replay.logprobs[j])
+        token = int(answer.output_ids[j])
+        differences.append(abs(verifier[token] - worker[token]))
+        jaccards.append(len(worker.keys() & verifier.keys()) / len(worker.keys() | verifier.keys()))
+        divergences.append(js(worker, verifier))
+        omitted.append(sum(math.exp(value) for id, value in verifier.items() if id not in worker))
+        claimed.append(sum(math.exp(value) for id, value in verifier.items() if id in worker))
+        depth = min(len(worker), len(verifier))
+        rank, other = (min(1 + sum(v > d[token] for v in d.values()), depth) for d in (worker, verifier))
+        ranks.append(rank != other)
+    metrics = distance.measure(answer, replay)
+    assert metrics["tokens"] == metrics["compared"] == len(answer.output_ids)
+    assert metrics["abs_mean"] == pytest.approx(np.mean(differences))
+    assert metrics["abs_p50"] == pytest.approx(np.quantile(differences, 0.5))
+    assert metrics["abs_p95"] == pytest.approx(np.quantile(differences, 0.95))
+    assert metrics["abs_p99"] == pytest.approx(np.quantile(differences, 0.99))
+    assert metrics["abs_max"] == pytest.approx(max(differences))
+    assert metrics["rank_change_rate"] == pytest.approx(np.mean(ranks))
+    assert metrics["topk_jaccard"] == pytest.approx(np.mean(jaccards))
+    assert metrics["union_js"] == pytest.approx(np.mean(divergences), abs=1e-9)
+    assert metrics["union_js_p99"] == pytest.approx(np.quantile(divergences, 0.99), abs=1e-9)
+    assert metrics["omitted_mass"] == pytest.approx(np.mean(omitted))
+    assert metrics["claimed_mass"] == pytest.approx(np.mean(claimed))
+
+
+def test_a_claim_that_is_the_replay_has_no_distance() -> None:
+    answer, replay = SINGLE[0]
+    mirrored = dataclasses.replace(answer, claim_ids=replay.ids, claim_logprobs=replay.logprobs)
+    metrics = distance.measure(mirrored, replay)
+    assert metrics["abs_max"] == metrics["union_js"] == metrics["rank_change_rate"] == metrics["omitted_mass"] == 0
+    assert metrics["topk_jaccard"] == 1
+    assert metrics["drift_tokens"] == 0
+    check = distance.check(mirrored, replay, PROFILE)
+    assert check.result is Result.PASS
+
+
+def test_an_ids_replay_has_no_ranks_jaccard_or_omitted_mass() -> None:
+    answer, _ = FP8[0]
+    replay = Replay(answer.claim_ids, answer.claim_logprobs, form="ids", reference=recorded.REFERENCE)
+    metrics = distance.measure(answer, replay)
+    for name in ("rank_change_rate", "topk_jaccard", "omitted_mass", "drift_jaccard", "drift_omitted"):
+        assert metrics[name] is None
+    assert metrics["abs_max"] == metrics["union_js"] == 0
+    finite = np.where(np.isfinite(answer.claim_logprobs), np.exp(answer.claim_logprobs.astype(float)), 0)
+    assert metrics["claimed_mass"] == pytest.approx(finite.sum(axis=1).mean())
+    assert distance.check(answer, replay, PROFILE).reason.startswith("profile_mismatch: replay form")
+
+
+def test_a_replay_of_a_disjoint_claim_diverges_as_far_as_it_can() -> None:
+    answer, replay = SINGLE[0]
+    ids = np.where(replay.ids >= 0, replay.ids + 100_000, replay.ids)
+    far = dataclasses.replace(answer, claim_ids=ids)
+    comparison = compare(far, replay)
+    assert comparison.js == pytest.approx(math.log(2), abs=1e-3)
+    assert (comparison.jaccard == 0).all()
+    assert (comparison.claimed == 0).all()
+    assert np.isnan(comparison.difference).all()
+    assert comparison.changed.all()
+
+
+def test_half_of_the_honest_answers_calibrate_and_the_other_half_passes() -> None:
+    for fitted, held_out in ((EVEN, ODD), (ODD, EVEN)):
+        profile = calibrated(fitted)
+        checks = [distance.check(*pair, profile) for pair in (*held_out, *BATCH)]
+        assert all(check.result is not Result.REJECT for check in checks)
+        assert sum(check.result is Result.PASS for check in checks) >= len(checks) - 1
+
+
+def test_fp8_rounded_weights_are_rejected_at_a_stated_level() -> None:
+    for fitted in (EVEN, ODD):
+        profile = calibrated(fitted)
+        for pair in FP8:
+            check = distance.check(*pair, profile)
+            assert check.result is Result.REJECT, check
+            assert check.reason.startswith("too_far: drift_")
+            assert check.level is not None
+            assert 0 < check.level < distance.REJECT_LEVEL
+            assert check.metrics["level"] == check.level
+
+
+def test_one_wild_token_does_not_decide() -> None:
+    answer, replay = ODD[0]
+    logprobs = answer.claim_logprobs.copy()
+    logprobs[7, 0] -= 25
+    check = distance.check(dataclasses.replace(answer, claim_logprobs=logprobs), replay, PROFILE)
+    assert float(check.metrics["abs_max"] or 0) > 20
+    assert check.result is not Result.REJECT
+
+
+def test_lies_about_the_sampled_token_alone_are_seen() -> None:
+    answer, replay = ODD[0]
+    logprobs = answer.claim_logprobs.copy()
+    logprobs[:, 0] -= 0.6
+    check = distance.check(dataclasses.replace(answer, claim_logprobs=logprobs), replay, PROFILE)
+    assert check.result is Result.REJECT
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model": "other"}, "profile_mismatch: model"),
+        ({"runtime": "vllm-0.32-v2"}, "profile_mismatch: runtime"),
+        ({"precision": "fp8"}, "profile_mismatch: precision"),
+        ({"sampling": Sampling(temperature=1.4)}, "outside_profile"),
+        ({"sampling": Sampling(temperature=0.8, grammar=True)}, "grammar"),
+    ],
+)
+def test_what_was_not_calibrated_is_inconclusive(changes: dict[str, Any], code: str) -> None:
+    answer, replay = SINGLE[0]
+    check = distance.check(dataclasses.replace(answer, **changes), replay, PROFILE)
+    assert check.result is Result.INCONCLUSIVE
+    assert check.reason.startswith(code)
+    assert check.by_request == (code == "grammar")
+    assert check.metrics["abs_mean"] is not None
+
+
+def test_between_calibrated_temperatures_the_more_lenient_neighbour_judges() -> None:
+    answer, replay = FP8[0]
+    between = dataclasses.replace(answer, sampling=dataclasses.replace(answer.sampling, temperature=0.4))
+    assert distance.check(between, replay, PROFILE).result is Result.REJECT
+
+
+def test_another_reference_or_no_profile_is_inconclusive() -> None:
+    answer, replay = SINGLE[0]
+    assert distance.check(answer, replay, None).reason.startswith("no_profile")
+    other = dataclasses.replace(replay, reference="other")
+    assert distance.check(answer, other, PROFILE).reason.startswith("profile_mismatch: reference")
+
+
+def cut(answer: Evidence, replay: Replay, tokens: int) -> tuple[Evidence, Replay]:
+    return (
+        dataclasses.replace(
+            answer,
+            output_ids=answer.output_ids[:tokens],
+            claim_ids=answer.claim_ids[:tokens],
+            claim_logprobs=answer.claim_logprobs[:tokens],
+        ),
+        dataclasses.replace(replay, ids=replay.ids[:tokens], logprobs=replay.logprobs[:tokens]),
+    )
+
+
+def test_under_sixteen_tokens_nothing_is_said_and_from_there_fp8_never_passes() -> None:
+    for pair in FP8:
+        short = distance.check(*cut(*pair, 15), PROFILE)
+        assert short.result is Result.INCONCLUSIVE
+        assert short.reason.startswith("too_short")
+    caught = [distance.check(*cut(*pair, 16), PROFILE).result for pair in FP8]
+    assert Result.PASS not in caught
+
+
+def test_a_replay_of_other_tokens_is_inconclusive() -> None:
+    answer, replay = SINGLE[0]
+    ids = replay.ids.copy()
+    ids[3, 0] += 1
+    for bad in (
+        dataclasses.replace(replay, ids=ids),
+        dataclasses.replace(replay, ids=ids[:5], logprobs=replay.logprobs[:5]),
+        dataclasses.replace(replay, logprobs=replay.logprobs[:5]),
+        dataclasses.replace(replay, ids=ids[:0], logprobs=replay.logprobs[:0]),
+    ):
+        check = distance.check(answer, bad, PROFILE)
+        assert check.result is Result.INCONCLUSIVE
+        assert check.reason.startswith("bad_replay")
+
+
+def test_tokens_without_a_claim_keep_a_response_from_passing() -> None:
+    answer, replay = ODD[0]
+    logprobs = answer.claim_logprobs.copy()
+    logprobs[5, 0] = np.nan
+    check = distance.check(dataclasses.replace(answer, claim_logprobs=logprobs), replay, PROFILE)
+    assert check.result is Result.INCONCLUSIVE
+    assert check.reason.startswith("not_compared")
+    none = dataclasses.replace(
+        answer, claim_ids=np.zeros((0, 21), np.int32), claim_logprobs=np.zeros((0, 21), np.float32)
+    )
+    assert distance.check(none, replay, PROFILE).reason.startswith("no_claim")
+    empty = dataclasses.replace(none, output_ids=np.zeros(0, np.int32))
+    assert distance.check(empty, replay, PROFILE).reason.startswith("no_tokens")
+
+
+MATRIX = arrays.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=5).flatmap(
+    lambda shape: st.tuples(
+        arrays.arrays(np.int32, shape, elements=st.integers(-2, 6)),
+        arrays.arrays(np.float32, shape, elements=st.floats(width=32)),
+    )
+)
+
+
+@given(claim=MATRIX, replayed=MATRIX, output=st.integers(0, 6).flatmap(lambda n: arrays.arrays(np.int32, n)))
+@settings(max_examples=300)
+def test_garbage_never_crashes(claim: tuple[Any, Any], replayed: tuple[Any, Any], output: Any) -> None:
+    answer = Evidence(
+        "", "chat", "", "smollm2", Sampling(temperature=0.0), precision="bf16", runtime=recorded.CPU, output_ids=output
+    )
+    answer = dataclasses.replace(answer, claim_ids=claim[0], claim_logprobs=claim[1])
+    replay = Replay(*replayed, reference=recorded.REFERENCE)
+    metrics = distance.measure(answer, replay)
+    assert all(value is None or math.isfinite(value) for value in metrics.values())
+    assert distance.check(answer, replay, PROFILE).result is not Result.PASS
+
+
+@given(
+    wild=arrays.arrays(
+        np.float32, (40, 21), elements=st.sampled_from([0.0, -0.1, 710.0, 3e38, -3e38, math.nan, math.inf, MASKED])
+    )
+)
+@settings(max_examples=50)
+def test_wild_claims_of_the_right_shape_never_crash_or_pass(wild: Any) -> None:
+    answer, replay = SINGLE[0]
+    check = distance.check(dataclasses.replace(answer, claim_logprobs=wild), replay, PROFILE)
+    assert check.result is not Result.PASS

@@ -1,0 +1,301 @@
+"""The selection check on recorded evidence and on evidence sampled by a model of vLLM's sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from policies import noise, selection
+from policies.checks import Check, Result
+from policies.evidence import MASKED, Evidence, Sampling
+from tests.policies import recorded
+
+
+def reseeded(answer: Evidence, **changes: Any) -> Evidence:
+    return dataclasses.replace(answer, sampling=dataclasses.replace(answer.sampling, **changes))
+
+
+def totals(checks: list[Check]) -> tuple[int, int]:
+    return sum(int(c.metrics["violations"] or 0) for c in checks), sum(int(c.metrics["tokens"] or 0) for c in checks)
+
+
+HONEST = {
+    "T1": recorded.gpu("T1"),
+    "T07": recorded.gpu("T07"),
+    "T0": recorded.gpu("T0"),
+    "cpu bf16": recorded.cpu("bf16"),
+    "cpu fp8": recorded.cpu("fp8sim"),
+    "cpu truncated": recorded.truncated(),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_answers_have_no_violation(name: str) -> None:
+    checks = [selection.check(answer, vocab_size=recorded.VOCABULARY) for answer in HONEST[name]]
+    assert totals(checks)[0] == 0
+    assert all(check.result is not Result.REJECT for check in checks)
+    if name != "cpu truncated":
+        assert all(check.result is Result.PASS and check.metrics["skipped"] == 0 for check in checks)
+
+
+@pytest.mark.parametrize("name", ["T1", "T07", "cpu bf16", "cpu fp8"])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_seed_off_by_one_shows_in_a_third_of_the_tokens(name: str, shift: int) -> None:
+    answers = [answer for answer in HONEST[name] if len(answer.output_ids) >= 16]
+    checks = [selection.check(reseeded(a, seed=(a.sampling.seed or 0) + shift)) for a in answers]
+    violations, tokens = totals(checks)
+    assert violations > 0.3 * tokens
+    for check in checks:
+        assert check.result is Result.REJECT
+        assert check.level is not None
+        assert check.level < 0.01
+        assert check.reason.startswith("not_sampled_from_claim")
+
+
+def test_the_prompt_length_matters_on_a_gpu_and_not_on_a_cpu() -> None:
+    longer = [dataclasses.replace(a, prompt_ids=np.append(a.prompt_ids, np.int32(5))) for a in recorded.gpu("T1")]
+    violations, tokens = totals([selection.check(answer) for answer in longer])
+    assert violations > 0.3 * tokens
+    unknown = dataclasses.replace(recorded.gpu("T1")[0], prompt_ids=np.zeros(0, np.int32))
+    assert selection.check(unknown).reason.startswith("no_prompt_ids")
+    assert selection.check(dataclasses.replace(recorded.cpu("bf16")[0], prompt_ids=np.zeros(0, np.int32))).result is (
+        Result.PASS
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"), [("T1", 0.7), ("T1", 1.2), ("T07", 1.0), ("cpu bf16", 1.4), ("cpu bf16", 0.0)]
+)
+def test_another_temperature_is_caught(name: str, temperature: float) -> None:
+    checks = [selection.check(reseeded(answer, temperature=temperature)) for answer in HONEST[name]]
+    violations, tokens = totals(checks)
+    assert violations > 0.01 * tokens
+    assert sum(check.result is Result.REJECT for check in checks) > 0.5 * len(checks)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}])
+def test_a_truncation_that_was_not_applied_is_caught(cut: dict[str, Any]) -> None:
+    checks = [selection.check(reseeded(answer, **cut)) for answer in recorded.gpu("T1")]
+    assert totals(checks)[0] > 0.05 * totals(checks)[1]
+
+
+@pytest.mark.parametrize("lost", ["top_k", "top_p", "min_p"])
+def test_a_truncation_that_was_not_asked_for_is_caught(lost: str) -> None:
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    cut = [a for a in recorded.truncated() if getattr(a.sampling, lost) != neutral[lost]]
+    checks = [selection.check(reseeded(answer, **neutral)) for answer in cut]
+    assert totals(checks)[0] > 0
+
+
+def test_an_edited_token_is_found_at_its_place() -> None:
+    answer = recorded.gpu("T07")[0]
+    ids, logprobs = answer.claim_ids.copy(), answer.claim_logprobs.copy()
+    ids[5, [0, 1]], logprobs[5, [0, 1]] = ids[5, [1, 0]], logprobs[5, [1, 0]]
+    check = selection.check(dataclasses.replace(answer, claim_ids=ids, claim_logprobs=logprobs, output_ids=ids[:, 0]))
+    assert check.result is Result.REJECT
+    assert check.metrics["violations"] == 1
+    assert check.metrics["first_violation"] == 5
+    # One violation among n tokens has probability 1 − (1 − 1e-4)ⁿ under the contaminated null.
+    assert check.level == pytest.approx(1 - (1 - 1e-4) ** len(answer.output_ids), rel=1e-6)
+    assert float(check.metrics["worst_margin"] or 0) > 1e-3
+
+
+def test_greedy_accepts_ties_and_rejects_the_second_best() -> None:
+    ids = np.array([[4, 9, 2], [4, 9, 2]], np.int32)
+    logprobs = np.log(np.array([[0.4, 0.4, 0.1], [0.3, 0.4, 0.1]], np.float32))
+    answer = recorded.evidence(np.arange(3), ids, logprobs, sampling=Sampling(temperature=0.0))
+    check = selection.check(answer)
+    assert check.metrics["violations"] == 1
+    assert check.metrics["first_violation"] == 1
+    tie = dataclasses.replace(answer, output_ids=answer.output_ids[:1], claim_ids=ids[:1], claim_logprobs=logprobs[:1])
+    assert selection.check(tie).result is Result.PASS
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -0.5}, "frequency_penalty"),
+        ({"logit_bias": ((3, 1.0),)}, "logit_bias"),
+        ({"allowed_token_ids": (3,)}, "allowed_token_ids"),
+        ({"bad_words": ("no",)}, "bad_words"),
+        ({"min_tokens": 4}, "min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_parameters_that_are_not_replayed_are_named(changes: dict[str, Any], word: str, temperature: float) -> None:
+    check = selection.check(reseeded(recorded.gpu("T1")[0], temperature=temperature, **changes))
+    assert check.result is Result.INCONCLUSIVE
+    assert check.by_request
+    assert word in check.reason
+
+
+def test_what_cannot_be_tested_is_inconclusive_and_not_the_requests_doing() -> None:
+    answer = recorded.gpu("T1")[0]
+    none = np.zeros((0, 0))
+    for changed, code in [
+        (dataclasses.replace(answer, runtime="vllm-0.20-v2"), "unknown_runtime"),
+        (dataclasses.replace(answer, runtime=""), "unknown_runtime"),
+        (reseeded(answer, seed=None), "no_seed"),
+        (reseeded(answer, seed=-1), "no_seed"),
+        (dataclasses.replace(answer, output_ids=np.zeros(0, np.int32)), "no_tokens"),
+        (
+            dataclasses.replace(answer, claim_ids=none.astype(np.int32), claim_logprobs=none.astype(np.float32)),
+            "no_claim",
+        ),
+        (reseeded(answer, temperature=float("nan")), "bad_temperature"),
+        (reseeded(answer, temperature=-1.0), "bad_temperature"),
+    ]:
+        check = selection.check(changed)
+        assert check.result is Result.INCONCLUSIVE
+        assert not check.by_request
+        assert check.reason.startswith(code)
+
+
+def test_an_unknown_runtime_can_still_be_tested_at_temperature_zero() -> None:
+    assert selection.check(dataclasses.replace(recorded.gpu("T0")[0], runtime="")).result is Result.PASS
+
+
+def test_a_prefix_with_claims_is_tested_and_the_rest_is_skipped() -> None:
+    answer = recorded.gpu("T1")[0]
+    half = len(answer.output_ids) // 2
+    check = selection.check(
+        dataclasses.replace(answer, claim_ids=answer.claim_ids[:half], claim_logprobs=answer.claim_logprobs[:half])
+    )
+    assert check.result is Result.INCONCLUSIVE
+    assert check.reason.startswith("undecided")
+    assert check.metrics["checked"] == half
+    logprobs = answer.claim_logprobs.copy()
+    logprobs[3, 0] = np.nan
+    check = selection.check(dataclasses.replace(answer, claim_logprobs=logprobs))
+    assert check.result is Result.PASS
+    assert check.metrics["skipped"] == 1
+
+
+def sampled(sampling: Sampling, runtime: str, vocabulary: int, tokens: int, rng: np.random.Generator) -> Evidence:
+    """An answer drawn as vLLM draws it: T, min-p, top-k, top-p over fp32 logits, then Gumbel argmax."""
+    logits = (rng.normal(size=(tokens, vocabulary)) * rng.uniform(0.5, 4)).astype(np.float32)
+    # A bf16 head makes ties common.
+    logits = (logits.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    raw = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+    scaled = logits / np.float32(sampling.temperature)
+    if sampling.min_p > 0:
+        scaled[scaled < scaled.max(axis=1, keepdims=True) + np.float32(np.log(sampling.min_p))] = -np.inf
+    if sampling.top_k > 0:
+        kth = np.sort(scaled, axis=1)[:, ::-1][:, min(sampling.top_k, vocabulary) - 1]
+        scaled[scaled < kth[:, None]] = -np.inf
+    if sampling.top_p < 1:
+        order = np.argsort(scaled, axis=1, kind="stable")
+        ascending = np.take_along_axis(scaled, order, axis=1)
+        weights = np.exp(ascending - ascending[:, -1:])
+        mass = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+        cut = mass <= 1 - sampling.top_p
+        cut[:, -1] = False
+        np.put_along_axis(scaled, order, np.where(cut, -np.inf, ascending), axis=1)
+    every = np.broadcast_to(np.arange(vocabulary, dtype=np.int32), (tokens, vocabulary))
+    assert sampling.seed is not None
+    gumbel = noise.gumbel(runtime, sampling.seed, 10, every)
+    assert gumbel is not None
+    drawn = (scaled + gumbel.astype(np.float32)).argmax(axis=1)
+    top = np.argsort(-raw, axis=1, kind="stable")[:, :20]
+    ids = np.full((tokens, 21), -1, np.int32)
+    logprobs = np.full((tokens, 21), -np.inf, np.float32)
+    for row in range(tokens):
+        # A chat answer loses the twentieth when the token is not among the twenty.
+        others = [token for token in top[row] if token != drawn[row]][:19]
+        listed = [drawn[row], *others]
+        ids[row, : len(listed)] = listed
+        logprobs[row, : len(listed)] = raw[row, listed]
+    return recorded.evidence(np.arange(10), ids, logprobs, sampling=sampling, runtime=runtime)
+
+
+@given(
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.0, 1.3, 2.0]),
+    top_p=st.sampled_from([1.0, 1.0, 0.95, 0.9, 0.5, 0.1, 0.001]),
+    top_k=st.sampled_from([0, -1, 1, 2, 5, 19, 20, 21, 40, 400]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.5, 1.0]),
+    runtime=st.sampled_from(sorted(noise.RUNTIMES)),
+    seed=st.integers(-(2**63), 2**63 - 1).filter(lambda seed: seed != -1),
+)
+@settings(max_examples=150)
+def test_no_honest_answer_is_ever_rejected(
+    temperature: float, top_p: float, top_k: int, min_p: float, runtime: str, seed: int
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    answer = sampled(sampling, runtime, 300, 40, np.random.default_rng(seed & 0xFFFF))
+    for vocab_size in (300, None):
+        check = selection.check(answer, vocab_size=vocab_size)
+        assert check.metrics["violations"] == 0, check
+    # With the pool inside the claim's sight every token is decided but for ties at the cut.
+    if 1 <= top_k <= 19:
+        assert check.result is Result.PASS or int(check.metrics["skipped"] or 0) > 8
+
+
+def test_masked_alternatives_are_no_candidates() -> None:
+    ids = np.array([[5, 3, 8, 11]], np.int32)
+    logprobs = np.array([[np.log(0.7), np.log(0.3), MASKED, MASKED]], np.float32)
+    for top_p in (1.0, 0.99):
+        sampling = Sampling(temperature=1.0, seed=3, grammar=True, top_p=top_p)
+        answer = recorded.evidence(np.arange(3), ids, logprobs, sampling=sampling, runtime=recorded.GPU)
+        gumbel = noise.gumbel(recorded.GPU, 3, 3, ids)
+        assert gumbel is not None
+        wins = logprobs[0, 0] + gumbel[0, 0] > logprobs[0, 1] + gumbel[0, 1]
+        assert selection.check(answer).result is (Result.PASS if wins else Result.REJECT)
+
+
+@given(
+    claim=arrays.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=5).flatmap(
+        lambda shape: st.tuples(
+            arrays.arrays(np.int32, shape),
+            arrays.arrays(np.float32, shape, elements=st.floats(width=32, allow_nan=True, allow_infinity=True)),
+        )
+    ),
+    output=st.integers(0, 6).flatmap(lambda n: arrays.arrays(np.int32, n)),
+    temperature=st.sampled_from([0.0, 1e-9, 0.7, 2.0]),
+    sampling=st.sampled_from([{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": 2, "top_p": 0.9}]),
+)
+@settings(max_examples=200)
+def test_garbage_never_crashes(
+    claim: tuple[Any, Any], output: Any, temperature: float, sampling: dict[str, Any]
+) -> None:
+    answer = Evidence(
+        id="",
+        endpoint="chat",
+        backend="",
+        model="",
+        runtime=recorded.CPU,
+        sampling=Sampling(temperature=temperature, seed=1, **sampling),
+        output_ids=output,
+        claim_ids=claim[0],
+        claim_logprobs=claim[1],
+    )
+    check = selection.check(answer)
+    assert check.result in (Result.PASS, Result.REJECT, Result.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(("runtime", "cut"), [(recorded.GPU, {}), (recorded.CPU, {}), (recorded.GPU, {"top_p": 0.9})])
+def test_a_thousand_tokens_take_milliseconds(runtime: str, cut: dict[str, Any]) -> None:
+    answers = recorded.gpu("T1")
+    whole = dataclasses.replace(
+        reseeded(answers[0], **cut),
+        runtime=runtime,
+        output_ids=np.concatenate([a.output_ids for a in answers])[:1000],
+        claim_ids=np.concatenate([a.claim_ids for a in answers])[:1000],
+        claim_logprobs=np.concatenate([a.claim_logprobs for a in answers])[:1000],
+    )
+    assert len(whole.output_ids) == 1000
+    best = np.inf
+    for _ in range(30):
+        began = time.perf_counter()
+        selection.check(whole)
+        best = min(best, time.perf_counter() - began)
+    # About 1.3 ms, or 5 ms with a cut; the bound leaves room for a busy machine.
+    assert best < 0.010 * 3
