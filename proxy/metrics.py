@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined]
-from opentelemetry.sdk.metrics import MeterProvider  # type: ignore[attr-defined]
-from opentelemetry.sdk.resources import Resource  # type: ignore[attr-defined]
+from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined,import-not-found,unused-ignore]
+from opentelemetry.sdk.metrics import MeterProvider  # type: ignore[attr-defined,import-not-found,unused-ignore]
+from opentelemetry.sdk.resources import Resource  # type: ignore[attr-defined,import-not-found,unused-ignore]
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -6,21 +6,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
 import pytest
 import redis
+from openai.types.chat import ChatCompletionMessageParam
 
 from policies import codec
 from policies.evidence import Evidence
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from verifier_pool.queue import VERDICTS, evidence_key, verdict_key
+from verifier_pool.queue import OPEN, VERDICTS, evidence_key, verdict_key
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "count"}]}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "count"}]
+CHAT: dict[str, Any] = {"model": "m", "messages": MESSAGES}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +55,20 @@ class Rig:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if (packed := self.redis.get(evidence_key(id))) is not None:
-                return codec.unpack(packed)
+                return codec.unpack(cast(bytes, packed))
             if (verdict := self.redis.get(verdict_key(id))) is not None:
-                return orjson.loads(verdict)
+                document: dict[str, Any] = orjson.loads(cast(bytes, verdict))
+                return document
             time.sleep(0.01)
         raise AssertionError(f"nothing was recorded of {id}")
+
+    def open_ids(self) -> list[str]:
+        """Generations without a verdict, the one soonest lost first."""
+        return [id.decode() for id in cast("list[bytes]", self.redis.zrange(OPEN, 0, -1))]
+
+    def open_until(self, id: str) -> float:
+        """The second at which a generation counts as lost; 0 when it is closed."""
+        return float(self.redis.zscore(OPEN, id) or 0.0)
 
     def evidence(self, id: str) -> Evidence:
         """The evidence of a response with one choice."""

@@ -13,9 +13,9 @@ import pytest
 
 from policies.settings import hash_key
 from proxy.relay.inline import add_verdict
-from tests.proxy.conftest import CHAT, Rig
+from tests.proxy.conftest import MESSAGES, Rig
 from tests.support import wire
-from verifier_pool.queue import OPEN, evidence_key
+from verifier_pool.queue import evidence_key
 
 INLINE = {"x-countersign-mode": "inline"}
 KEYS = [
@@ -31,13 +31,13 @@ def _worker(rig: Rig, word: str, owner: str, delay: float = 0.0) -> Iterator[Non
     over = threading.Event()
 
     def work() -> None:
-        done: set[bytes] = set()
+        done: set[str] = set()
         while not over.wait(0.01):
-            for id in rig.redis.zrange(OPEN, 0, -1):
-                if id not in done and rig.redis.exists(evidence_key(id.decode())):
+            for id in rig.open_ids():
+                if id not in done and rig.redis.exists(evidence_key(id)):
                     done.add(id)
                     time.sleep(delay)
-                    rig.decide(id.decode(), word, owner)
+                    rig.decide(id, word, owner)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -68,8 +68,9 @@ def test_openai_client_reads_it(rig: Rig) -> None:
         _worker(rig, "pass", hash_key("k")),
         openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="k", max_retries=0) as client,
     ):
-        answer = client.chat.completions.create(model="m", messages=CHAT["messages"], extra_headers=INLINE)  # type: ignore[call-overload]
-    assert answer.countersign["verdict"] == "pass"
+        answer = client.chat.completions.create(model="m", messages=MESSAGES, extra_headers=INLINE)
+    assert answer.model_extra is not None
+    assert answer.model_extra["countersign"]["verdict"] == "pass"
 
 
 def test_inline_stream_has_a_comment_before_the_end(rig: Rig) -> None:

@@ -84,7 +84,7 @@ def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how:
         verdict = rig.verdict(id)
         assert (verdict["verdict"], verdict["reasons"]) == ("unverified", ["store_unavailable"])
         assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "unverified"
-        assert rig.redis.zscore("countersign:open", id) is None
+        assert rig.open_until(id) == 0
     rig.backend.script = [wire.whole(wire.BODY)]
     after = rig.chat()
     assert "x-countersign-verdict" not in after.headers
@@ -172,4 +172,4 @@ def test_running_generations_do_not_count_as_lost(make_rig: Callable[..., Rig]) 
         assert intent is not None
         assert b"One" not in intent
         for _ in response.iter_raw():
-            assert rig.redis.zscore("countersign:open", id) > time.time()
+            assert rig.open_until(id) > time.time()

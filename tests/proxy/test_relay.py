@@ -13,9 +13,9 @@ import openai
 import pytest
 import zstandard
 
-from tests.proxy.conftest import CHAT, Rig
+from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend
+from tests.support.fake_backend import Close, FakeBackend, Step
 from verifier_pool.queue import VERIFY_QUEUE
 
 
@@ -47,7 +47,7 @@ def test_whole_answer(rig: Rig) -> None:
     assert evidence.total_seconds is not None
     assert id.encode() in rig.redis.lrange(f"rq:queue:{VERIFY_QUEUE}", 0, -1)
     assert rig.redis.hget(f"rq:job:{id}", "timeout") == b"300"
-    assert rig.redis.zscore("countersign:open", id) > time.time() + 800
+    assert rig.open_until(id) > time.time() + 800
 
 
 def test_stream(rig: Rig) -> None:
@@ -70,9 +70,9 @@ def test_openai_client(rig: Rig) -> None:
         wire.stream() if json.loads(request.body).get("stream") else [wire.whole(wire.BODY)]
     )
     with openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="whatever", max_retries=0) as client:
-        answer = client.chat.completions.create(model="m", messages=CHAT["messages"])  # type: ignore[call-overload]
+        answer = client.chat.completions.create(model="m", messages=MESSAGES)
         assert answer.choices[0].message.content == "One two three"
-        parts = client.chat.completions.create(model="m", messages=CHAT["messages"], stream=True)  # type: ignore[call-overload]
+        parts = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         assert "".join(part.choices[0].delta.content or "" for part in parts) == "One two three"
         assert [model.id for model in client.models.list()] == ["m"]
 
@@ -155,7 +155,7 @@ def test_dies_mid_stream(rig: Rig) -> None:
 def test_resets_mid_stream_raises_in_the_sdk(rig: Rig) -> None:
     rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), 0.05, Close(reset=True)]
     with openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="x", max_retries=0) as client:
-        parts = client.chat.completions.create(model="m", messages=CHAT["messages"], stream=True)  # type: ignore[call-overload]
+        parts = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         with pytest.raises(openai.APIError):
             list(parts)
 
@@ -335,7 +335,8 @@ def test_silence_between_frames(make_rig: Callable[..., Rig]) -> None:
 
 def test_a_stream_without_end(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(timeouts={"total": 0.5})
-    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[0.05, wire.chunk(wire.CONTENT[0])] * 100]
+    endless: list[Step] = [0.05, wire.chunk(wire.CONTENT[0])]
+    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *endless * 100]
     started = time.monotonic()
     response = rig.chat(stream=True)
     assert time.monotonic() - started < 2

@@ -149,15 +149,17 @@ async def _play(
                         writer.transport.abort()
                     return False
                 case Until(event):
-                    while not event.is_set():
-                        await asyncio.sleep(0.005)
+                    await _poll(event.is_set)
                 case PeerCloses():
-                    while not request.peer_closed.is_set():
-                        await asyncio.sleep(0.005)
+                    await _poll(request.peer_closed.is_set)
                     return False
                 case _:
                     await asyncio.sleep(step)
         return not request.peer_closed.is_set()
+    except ConnectionError:
+        request.peer_closed_at = time.monotonic()
+        request.peer_closed.set()
+        return False
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -166,7 +168,11 @@ async def _play(
 
 async def _watch(reader: asyncio.StreamReader, request: Received) -> None:
     """Note when the other side closes. Requests are not pipelined here, so any end of input is a close."""
-    while not reader.at_eof() and reader.exception() is None:
-        await asyncio.sleep(0.002)
+    await _poll(lambda: reader.at_eof() or reader.exception() is not None)
     request.peer_closed_at = time.monotonic()
     request.peer_closed.set()
+
+
+async def _poll(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - set by other threads, and streams tell nobody of their end
+        await asyncio.sleep(0.002)

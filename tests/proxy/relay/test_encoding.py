@@ -1,0 +1,70 @@
+"""Compressed answers: any split gives the same bytes, rubbish is told, a bomb comes in bounded pieces."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.errors import UpstreamFailed
+from proxy.relay.encoding import Decoder, decoder_for
+
+CODINGS: list[tuple[bytes, Callable[[bytes], bytes]]] = [
+    (b"", bytes),
+    (b"identity", bytes),
+    (b"gzip", gzip.compress),
+    (b"deflate", zlib.compress),
+    (b"zstd", zstandard.compress),
+]
+
+
+def _decode_all(decoder: Decoder, data: bytes) -> bytes:
+    out = b"".join(decoder.decode(data))
+    decoder.flush()
+    return out
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+@given(data=st.binary(max_size=5000), size=st.integers(1, 100))
+def test_any_split(coding: bytes, compress: Callable[[bytes], bytes], data: bytes, size: int) -> None:
+    packed = compress(data)
+    decoder = decoder_for(coding)
+    out = b"".join(piece for at in range(0, len(packed), size) for piece in decoder.decode(packed[at : at + size]))
+    decoder.flush()
+    assert out == data
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS[2:])
+def test_cut_short(coding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    decoder = decoder_for(coding)
+    list(decoder.decode(compress(b"x" * 1000)[:-5]))
+    with pytest.raises(UpstreamFailed):
+        decoder.flush()
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate", b"zstd"])
+@given(data=st.binary(min_size=20))
+def test_rubbish(coding: bytes, data: bytes) -> None:
+    decoder = decoder_for(coding)
+    with pytest.raises(UpstreamFailed):
+        _decode_all(decoder, b"\xfe" + data)
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS[2:])
+def test_bomb(coding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    """A read of 64 KiB that would become hundreds of megabytes is never in memory at once."""
+    longest = total = 0
+    for piece in decoder_for(coding).decode(compress(bytes(200_000_000))[:65536]):
+        longest, total = max(longest, len(piece)), total + len(piece)
+    assert total > 5_000_000
+    assert longest <= 40_000_000
+
+
+def test_unknown() -> None:
+    with pytest.raises(UpstreamFailed):
+        decoder_for(b"br")
