@@ -25,6 +25,7 @@ from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
 
 logger = logging.getLogger(__name__)
 
+MAINTENANCE_LOCK_SECONDS = 60
 ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB})
 
 
@@ -46,6 +47,13 @@ class OurJob(Job):
 
     def send_webhooks(self, *args: Any, **kwargs: Any) -> None:
         """rq's own webhooks know neither signatures nor an address guard."""
+
+
+class OurQueue(Queue):
+    """A queue whose upkeep is not blocked for a quarter of an hour by a worker that died doing it."""
+
+    def acquire_maintenance_lock(self) -> bool:
+        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=MAINTENANCE_LOCK_SECONDS))
 
 
 class Loop(SimpleWorker):
@@ -79,7 +87,7 @@ class Loop(SimpleWorker):
         maintenance_interval: int = 10,
     ) -> None:
         super().__init__(
-            [Queue(queue, connection=redis, serializer=JSONSerializer, job_class=OurJob)],
+            [OurQueue(queue, connection=redis, serializer=JSONSerializer, job_class=OurJob)],
             connection=redis,
             worker_ttl=45,
             maintenance_interval=maintenance_interval,

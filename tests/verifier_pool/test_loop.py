@@ -91,6 +91,13 @@ def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, v
         last.wait(10)
 
 
+def test_a_worker_that_dies_at_its_upkeep_blocks_it_for_a_minute_only(redis: Redis, valkey_url: str) -> None:
+    (ours,) = rig.worker(redis, settings(valkey_url)).queues
+    assert ours.acquire_maintenance_lock()
+    assert not ours.acquire_maintenance_lock()
+    assert 0 < redis.ttl(ours.registry_cleaning_key) <= 60
+
+
 def test_sigterm_finishes_the_job_at_hand(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     rules = settings(valkey_url)

@@ -32,6 +32,9 @@ ENVIRONMENT = {
 }
 """Set before vLLM is imported, unless the operator set them: no downloads, no telemetry, 1 GiB of KV cache."""
 
+SHUTDOWN_SECONDS = 10.0
+"""What the engine's process gets to end by itself before it is killed."""
+
 ENGINE_DEFAULTS: dict[str, Any] = {
     # A replay never reads the prefix cache (vLLM skips it for prompt logprobs), so do not fill it either.
     "enable_prefix_caching": False,
@@ -72,8 +75,16 @@ class VllmEngine:
     def close(self) -> None:
         """Stop the engine's process and free its memory. Safe to call twice."""
         engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.llm_engine.engine_core.shutdown()
+        if engine is None:
+            return
+        core = engine.llm_engine.engine_core
+        core.shutdown(timeout=SHUTDOWN_SECONDS)
+        # vLLM leaves its sockets' context open; it may only be closed once the reading thread let go of its own.
+        reader, sockets = getattr(core, "output_queue_thread", None), getattr(core, "ctx", None)
+        if reader is not None and sockets is not None:
+            reader.join(timeout=2)
+            if not reader.is_alive():
+                sockets.term()
 
     def _start(self) -> None:
         for name, value in ENVIRONMENT.items():
