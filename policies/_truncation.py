@@ -76,7 +76,11 @@ def survivors(
         dropped |= rank.least >= sampling.top_k
     first = candidates & (rank.most == 0)
     if sampling.top_p < 1:
-        tail_low, tail_high = _tail(logprobs, candidates, complete, temperature, sampling, vocab_size)
+        # Cuts are thresholds: where a listed alternative falls, every unlisted token falls. Counting k tokens would
+        # not do, because a tie at the k-th keeps more than k.
+        gone = complete | (dropped & candidates)[:, 1:].any(axis=1)
+        cut = sampling.min_p > 0 or sampling.top_k > 0
+        tail_low, tail_high = _tail(logprobs, candidates, gone, temperature, vocab_size, cut)
         total_low = (weights * kept).sum(axis=1, keepdims=True) + tail_low
         total_high = (weights * ~dropped).sum(axis=1, keepdims=True) + tail_high
         most = rank.most_weight
@@ -127,9 +131,12 @@ def _ranked(scaled: _Floats, weights: _Floats) -> _Ranked:
 
 
 def _tail(
-    logprobs: _Floats, candidates: _Flags, complete: _Flags, temperature: float, sampling: Sampling, vocab_size: int
+    logprobs: _Floats, candidates: _Flags, gone: _Flags, temperature: float, vocab_size: int, cut: bool
 ) -> tuple[_Floats, _Floats]:
-    """Bounds on the unlisted weight that min-p and top-k leave, relative to the largest candidate's; (G, 1) each."""
+    """Bounds on the unlisted weight in play, relative to the largest candidate's; (G, 1) each.
+
+    `gone` marks rows whose unlisted tokens are certainly out; `cut` says that some may be out in any row.
+    """
     masked = np.where(candidates, logprobs, -np.inf)
     largest = _row_max(masked)
     least = np.where(candidates, logprobs, np.inf)[:, 1:].min(axis=1, initial=np.inf)[:, None]
@@ -146,18 +153,10 @@ def _tail(
     low = _exp(bounds(np.maximum(unlisted - MASS_ROUNDING, 0.0))[0] - inverse * largest)
     high_mass = np.maximum(unlisted, 0.0) + MASS_ROUNDING
     high = _exp(bounds(high_mass)[1] - inverse * largest)
-    tokens = vocab_size
-    if sampling.top_k > 0:
-        tokens = min(tokens, sampling.top_k)
-        left = np.maximum(sampling.top_k - candidates.sum(axis=1, keepdims=True) + 1, 0)
-        high = np.minimum(high, left * _exp(inverse * (least - largest)))
+    high = np.minimum(high, vocab_size * _exp(inverse * (least - largest)))
+    high = np.where(gone[:, None], 0.0, high)
+    if cut:
         low = np.zeros_like(low)
-    high = np.minimum(high, tokens * _exp(inverse * (least - largest)))
-    if sampling.min_p > 0:
-        # Some unlisted tokens may be cut although the least listed one is not.
-        low = np.zeros_like(low)
-        high = np.where(inverse * (least - largest) < np.log(sampling.min_p) - EDGE, 0.0, high)
-    high = np.where(complete[:, None], 0.0, high)
     return np.minimum(low, high), high
 
 
