@@ -7,11 +7,13 @@ complete, as a list of frames (one for a plain body, many for a stream), so a ch
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 Body = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HOP_HEADERS = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
 GENERATING = ("/v1/chat/completions", "/v1/completions")
@@ -41,7 +43,7 @@ class Cheat:
 
     def app(self) -> web.Application:
         """The backend as an aiohttp application."""
-        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app = web.Application(client_max_size=64 * 1024 * 1024, middlewares=[_unreachable])
         app.cleanup_ctx.append(self._session)
         for path in GENERATING:
             app.router.add_post(path, self._generate)
@@ -79,6 +81,14 @@ class Cheat:
         async with self.session.request(request.method, url, data=data, headers=headers) as response:
             body = await response.read()
             return web.Response(status=response.status, body=body, content_type=response.content_type)
+
+
+@web.middleware
+async def _unreachable(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ClientError as error:
+        return web.json_response({"error": {"message": f"behind this server: {error}", "code": 502}}, status=502)
 
 
 def read_sse(raw: bytes) -> list[Body]:

@@ -219,6 +219,14 @@ async def test_everything_else_is_relayed(bench: Bench) -> None:
         assert (await response.json())["data"][0]["id"] == "m"
 
 
+async def test_a_dead_upstream_is_an_error_in_json() -> None:
+    dead = "http://127.0.0.1:1"
+    async with TestServer(CHEATS["hot"](dead).app()) as front, ClientSession() as session:
+        response = await session.post(front.make_url("/v1/chat/completions"), json={"model": "m"})
+        assert response.status == 502
+        assert "error" in await response.json()
+
+
 def test_help_lists_every_cheat(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])

@@ -1,0 +1,148 @@
+"""The whole product as processes of its own, in front of one real vLLM server and the cheats."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import yaml
+
+from benchmarks.demo import layout, servers
+from benchmarks.demo.models import DemoModels
+from benchmarks.demo.processes import Children, answers, free_ports
+
+SECRET = "whsec_" + "c2VjcmV0" * 5
+HONEST = "honest"
+CHEATS = ("hot", "hidden-prompt", "no-logprobs", "usage")
+COUNTERSIGN = [sys.executable, "-m", "countersign"]
+CALIBRATION = ["--requests", "40", "--lengths", "48"]
+
+
+@dataclass
+class Receiver:
+    """Takes webhooks and keeps them: headers and body of each."""
+
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+    def of(self, id: str) -> list[tuple[dict[str, str], bytes]]:
+        """Those about one verification."""
+        return [(headers, body) for headers, body in self.got if json.loads(body)["data"]["id"] == id]
+
+
+@contextmanager
+def receiving() -> Iterator[tuple[str, Receiver]]:
+    """A webhook receiver on this machine, and its URL."""
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/hook", receiver
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@dataclass
+class Product:
+    """The running product, asked through the openai SDK."""
+
+    url: str
+    webhooks: Receiver
+
+    def __post_init__(self) -> None:
+        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="sk-e2e", max_retries=0, timeout=300)
+        self.http = httpx.Client(
+            base_url=self.url, trust_env=False, timeout=120, headers={"authorization": "Bearer sk-e2e"}
+        )
+
+    def close(self) -> None:
+        """Close the clients."""
+        self.openai.close()
+        self.http.close()
+
+    def chat(self, backend: str = HONEST, mode: str = "async", **fields: Any) -> tuple[str, Any]:
+        """One chat request; the verification's id and the SDK's answer (a list of chunks for a stream)."""
+        body: dict[str, Any] = {"model": servers.MODEL, "max_tokens": 48, "temperature": 0.8, **fields}
+        response = self.openai.chat.completions.with_raw_response.create(
+            **body, extra_headers={"x-countersign-backend": backend, "x-countersign-mode": mode}
+        )
+        answer: Any = response.parse()
+        return response.headers["x-countersign-id"], list(answer) if fields.get("stream") else answer
+
+    def verification(self, id: str) -> dict[str, Any]:
+        """The verification, waited for."""
+        for _ in range(6):
+            response = self.http.get(f"/v1/verifications/{id}", params={"wait": 20})
+            response.raise_for_status()
+            found: dict[str, Any] = response.json()
+            if found["status"] == "done":
+                return found
+        raise AssertionError(f"no verdict for {id} after two minutes")
+
+
+def check_of(verification: dict[str, Any], name: str) -> dict[str, Any]:
+    """One check of a verification."""
+    return next(check for check in verification["checks"] if check["name"] == name)
+
+
+def settings(
+    models: DemoModels, vllm: str, redis_url: str, folder: Path, ports: list[int], hook: str
+) -> dict[str, Any]:
+    """The demo's settings with the cheats as backends, and the same vLLM server as the reference."""
+    urls = {HONEST: vllm} | {name: f"http://127.0.0.1:{port}" for name, port in zip(CHEATS, ports[1:], strict=True)}
+    tree = layout.configuration(models, urls, port=ports[0], store=folder / "store", profile=folder / "profile.json")
+    del tree["embedded_dir"]
+    tree["redis_url"] = redis_url
+    tree["models"][servers.MODEL]["reference"] = {"kind": "vllm_http", "url": vllm, "served_model": servers.MODEL}
+    tree["webhook"] = {"url": hook, "secret": SECRET, "allow_private": True}
+    return tree
+
+
+@contextmanager
+def running(models: DemoModels, vllm: str, redis_url: str, folder: Path) -> Iterator[Product]:
+    """Calibrate, then start proxy, worker and cheats as processes."""
+    ports = free_ports(1 + len(CHEATS))
+    config = folder / "countersign.yaml"
+    with receiving() as (hook, webhooks), Children(folder) as children:
+        config.write_text(yaml.safe_dump(settings(models, vllm, redis_url, folder, ports, hook)))
+        for name, port in zip(CHEATS, ports[1:], strict=True):
+            children.start(name, [*COUNTERSIGN, "attack", name, "--port", str(port), "--upstream", vllm])
+        calibrate = ["calibrate", "--config", str(config), "--backend", HONEST, *CALIBRATION]
+        child = children.start("calibrate", [*COUNTERSIGN, *calibrate, "--output", str(folder / "profile.json")])
+        children.finish(child, 400, lambda line: None)
+        children.start("proxy", [*COUNTERSIGN, "serve", "--config", str(config)])
+        worker = children.start("worker", [*COUNTERSIGN, "worker", "--config", str(config)])
+        url = f"http://127.0.0.1:{ports[0]}"
+        ready = {
+            "the proxy": answers(url + "/readyz"),
+            "the worker": lambda: "ready: taking verifications" in worker.log.read_text(),
+            "the cheats": answers(f"http://127.0.0.1:{ports[-1]}/v1/models"),
+        }
+        children.wait(ready, 60, lambda missing: None)
+        product = Product(url, webhooks)
+        try:
+            yield product
+            children.check()
+        finally:
+            product.close()

@@ -1,0 +1,198 @@
+"""The main job on real parts: a real vLLM server, a real Valkey, proxy and worker as processes, the openai SDK.
+
+Slow: the server takes half a minute to start, calibration asks for 40 answers, and a CPU gives some 40 tokens a
+second. The vLLM server is also the reference (over HTTP): a replay is a prefill, the answer was decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from benchmarks.demo.models import DemoModels
+from benchmarks.questions import DEMO
+from tests.e2e.product import CHEATS, HONEST, SECRET, Product, check_of, running
+from verifier_pool.signature import verify_signature
+
+pytestmark = pytest.mark.e2e
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def product(
+    demo_models: DemoModels, vllm_server: str, valkey: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    with running(demo_models, vllm_server, valkey, tmp_path_factory.mktemp("product")) as found:
+        yield found
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "greedy stream": {"temperature": 0, "stream": True},
+    "sampled": {},
+    "sampled stream": {"stream": True},
+    "two choices": {"n": 2},
+    "two choices, stream": {"n": 2, "stream": True},
+    "tools": {"tools": [WEATHER], "tool_choice": "auto"},
+    "client seed": {"seed": 11},
+    "logprobs": {"logprobs": True, "top_logprobs": 5},
+    "nucleus": {"top_p": 0.9},
+    "hotter": {"temperature": 1.0},
+}
+
+
+def test_honest_answers_pass_in_every_way_of_asking(product: Product) -> None:
+    """The distance check calls one honest answer in a hundred borderline by its own definition, so one of these may
+    be; nothing else may fall short of a pass, and nothing may ever be rejected."""
+    ids = {
+        way: product.chat(messages=user(DEMO[index % len(DEMO)]), **fields)[0]
+        for index, (way, fields) in enumerate(WAYS.items())
+    }
+    found = {way: product.verification(id) for way, id in ids.items()}
+    assert {
+        way: entry["verdict"] for way, entry in found.items() if entry["verdict"] not in ("pass", "inconclusive")
+    } == {}
+    for way, entry in found.items():
+        exact = {name: check_of(entry, name)["result"] for name in ("structure", "selection")}
+        assert exact == {"structure": "pass", "selection": "pass"}, (way, entry)
+        assert entry["audited"]
+        assert entry["backend"] == HONEST
+    borderline = {way: entry["reasons"] for way, entry in found.items() if entry["verdict"] != "pass"}
+    assert len(borderline) <= 1, borderline
+    assert [choice["index"] for choice in found["two choices"]["choices"]] == [0, 1]
+
+
+def test_inline_in_the_body_and_readable_from_the_sdk(product: Product) -> None:
+    id, answer = product.chat(mode="inline", messages=user(DEMO[0]))
+    verdict = answer.countersign
+    assert answer.model_extra["countersign"] is verdict
+    assert verdict["id"] == id
+    assert verdict["verdict"] in ("pass", "inconclusive")
+    assert {check["name"] for check in verdict["checks"]} >= {"structure", "selection", "distance"}
+    assert "owner" not in verdict
+    assert answer.choices[0].message.content
+    assert answer.choices[0].logprobs is None
+    assert product.verification(id) == verdict
+
+
+def test_inline_in_a_stream_is_a_comment_before_the_end(product: Product) -> None:
+    body = {"model": "smollm2", "messages": user(DEMO[1]), "max_tokens": 32, "stream": True}
+    response = product.http.post(
+        "/v1/chat/completions",
+        json=body,
+        headers={"x-countersign-mode": "inline", "x-countersign-backend": HONEST},
+    )
+    frames = response.text.removesuffix("\n\n").split("\n\n")
+    assert frames[-1] == "data: [DONE]"
+    assert frames[-2].startswith(": countersign {")
+    verdict = json.loads(frames[-2].removeprefix(": countersign "))
+    assert verdict["id"] == response.headers["x-countersign-id"]
+    assert verdict["verdict"] in ("pass", "inconclusive")
+    # Nothing the client did not ask for, and the SDK reads the same stream.
+    assert not re.search(r"token_ids|usage|token_id:", response.text.replace(frames[-2], ""))
+    _, chunks = product.chat(mode="inline", messages=user(DEMO[1]), max_tokens=16, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def test_asked_logprobs_are_exactly_those_asked_for(product: Product) -> None:
+    _, answer = product.chat(messages=user(DEMO[2]), max_tokens=16, logprobs=True, top_logprobs=5)
+    content = answer.choices[0].logprobs.content
+    assert all(len(entry.top_logprobs) == 5 for entry in content)
+    assert "".join(entry.token for entry in content).startswith(answer.choices[0].message.content[:10])
+    assert not any(entry.token.startswith("token_id:") for entry in content)
+
+
+def test_a_stop_string_is_no_truncation(product: Product) -> None:
+    id, answer = product.chat(messages=user(DEMO[3]), stop=[" the"], temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+    entry = product.verification(id)
+    assert entry["verdict"] in ("pass", "inconclusive")
+    assert check_of(entry, "structure")["result"] == "pass"
+
+
+def test_a_client_seed_repeats_its_answer(product: Product) -> None:
+    texts = set()
+    for _ in range(2):
+        _, answer = product.chat(messages=user(DEMO[4]), seed=5, max_tokens=12)
+        texts.add(answer.choices[0].message.content)
+    assert len(texts) == 1
+
+
+def test_completions_are_verified_too(product: Product) -> None:
+    response = product.openai.completions.with_raw_response.create(
+        model="smollm2", prompt="The lighthouse keeper opened the letter and", max_tokens=48, temperature=0.8
+    )
+    entry = product.verification(response.headers["x-countersign-id"])
+    assert entry["verdict"] in ("pass", "inconclusive")
+    assert check_of(entry, "structure")["result"] == "pass"
+    assert check_of(entry, "selection")["result"] == "pass"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("cheat", "verdict", "check"),
+    [
+        ("hot", "reject", "selection"),
+        ("hidden-prompt", "reject", "distance"),
+        ("no-logprobs", "withheld", "structure"),
+        ("usage", "reject", "structure"),
+    ],
+)
+def test_cheats_are_caught(product: Product, cheat: str, verdict: str, check: str, stream: bool) -> None:
+    assert cheat in CHEATS
+    id, answer = product.chat(backend=cheat, messages=user(DEMO[5]), stream=stream)
+    assert answer
+    entry = product.verification(id)
+    assert entry["verdict"] == verdict, entry
+    assert check_of(entry, check)["result"] == verdict
+    assert entry["reasons"]
+    assert entry["backend"] == cheat
+
+
+def test_only_the_key_that_asked_reads_a_verification(product: Product) -> None:
+    id, _ = product.chat(messages=user(DEMO[6]), max_tokens=2)
+    other = product.http.get(f"/v1/verifications/{id}", headers={"authorization": "Bearer sk-other"})
+    assert other.status_code == 404
+    assert other.json()["error"]["type"]
+    assert product.verification(id)["id"] == id
+
+
+def test_the_webhook_arrives_signed(product: Product) -> None:
+    id, _ = product.chat(messages=user(DEMO[7]), max_tokens=20)
+    expected = product.verification(id)
+    deadline = time.monotonic() + 30
+    while not product.webhooks.of(id):
+        assert time.monotonic() < deadline, "no webhook came"
+        time.sleep(0.1)
+    headers, body = product.webhooks.of(id)[0]
+    assert verify_signature(SECRET, headers, body, time.time())
+    assert not verify_signature(SECRET, headers, body + b" ", time.time())
+    message = json.loads(body)
+    assert message["type"] == "verification.done"
+    assert message["data"] == expected
+
+
+def test_an_unknown_model_is_an_openai_error(product: Product) -> None:
+    with pytest.raises(openai.NotFoundError):
+        product.openai.chat.completions.create(model="no-such-model", messages=user("hi"))
+
+
+def test_models_are_listed(product: Product) -> None:
+    assert [model.id for model in product.openai.models.list()] == ["smollm2"]
