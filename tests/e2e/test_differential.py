@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,10 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(vllm_server: str, model_dir: str | Path) -> Server:
-    return Server(vllm_server, Path(model_dir))
+def server(vllm_server: str, model_dir: str | Path) -> Iterator[Server]:
+    found = Server(vllm_server, Path(model_dir))
+    yield found
+    found.client.close()
 
 
 def compare(server: Server, endpoint: Endpoint, fields: dict[str, Any], *, stream: bool) -> Tap:

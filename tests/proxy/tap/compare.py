@@ -96,7 +96,7 @@ def _untied_dict(top: dict[str, float]) -> dict[str, float]:
 
 
 def _is_tied(values: list[float], value: float) -> bool:
-    return values.count(value) > 1 or value == min(values)
+    return values.count(value) > 1 or value in (values[-1], min(values))
 
 
 def _by_choice(stream: list[Frame]) -> dict[Any, list[Frame]]:
@@ -114,7 +114,9 @@ def _merged(stream: list[Frame]) -> dict[str, Any]:
         for choice in frame["choices"]:
             delta = choice.get("delta") or {}
             joined["text"] += (delta.get("content") or "") + (choice.get("text") or "") + (delta.get("reasoning") or "")
-            joined["calls"] += json.dumps(delta.get("tool_calls") or "")
+            for call in delta.get("tool_calls") or []:
+                function = call.get("function") or {}
+                joined["calls"] += f"{function.get('name') or ''}{function.get('arguments') or ''}"
             joined["ids"] += choice.get("token_ids") or []
             logprobs = choice.get("logprobs") or {}
             joined["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
@@ -129,7 +131,8 @@ def _shapes(stream: list[Frame]) -> set[str]:
 
 def _shape(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _shape(item) for key, item in value.items()}
+        # Text moves between chunks with the tokens, so what a delta holds differs where chunks do.
+        return {key: None if key == "delta" and "role" not in item else _shape(item) for key, item in value.items()}
     if isinstance(value, list):
         return "list" if not value or not isinstance(value[0], dict) else [_shape(value[0])]
     return "null" if value is None else type(value).__name__
@@ -140,9 +143,10 @@ def _key_orders(stream: list[Frame]) -> set[tuple[str, ...]]:
 
 
 def _keys(value: Any) -> list[str]:
-    """Keys in the order they come, outside of logprobs."""
+    """Keys in the order they come, outside of logprobs and deltas."""
     if isinstance(value, dict):
-        return [key for name, item in value.items() for key in (name, *([] if name == "logprobs" else _keys(item)))]
+        hidden = ("logprobs", "delta")
+        return [key for name, item in value.items() for key in (name, *([] if name in hidden else _keys(item)))]
     if isinstance(value, list):
         return [key for item in value[:1] for key in _keys(item)]
     return []
