@@ -91,6 +91,19 @@ def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, v
         last.wait(10)
 
 
+def test_a_long_job_is_not_taken_from_a_living_worker(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    id = rig.submit(redis, settings(valkey_url), [answer()])
+    workers = [rig.start(WORKER, valkey_url, str(marks), "5") for _ in range(2)]
+    try:
+        rig.verdict_of(redis, id, 30)
+        assert marks.read_text().count("started") == 1
+    finally:
+        for process in workers:
+            process.terminate()
+        assert [process.wait(15) for process in workers] == [0, 0]
+
+
 def test_a_worker_that_dies_at_its_upkeep_blocks_it_for_a_minute_only(redis: Redis, valkey_url: str) -> None:
     (ours,) = rig.worker(redis, settings(valkey_url)).queues
     assert ours.acquire_maintenance_lock()

@@ -45,6 +45,7 @@ def test_a_job_that_waits_is_left_alone(redis: Redis, store: Store) -> None:
     redis.zadd(OPEN, {id: NOW - 1})
     assert sweep(store, rules.verification, NOW) == 0
     assert not store.decided(id)
+    assert Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [id]
     assert redis.zscore(OPEN, id) == pytest.approx(NOW + rules.verification.lost_after)
 
 
