@@ -25,6 +25,7 @@ MODEL = model(tokenizer="tokenizer.json")
 BACKEND = backend()
 HEAD: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 DONE = b"data: [DONE]\n\n"
+HIDDEN = {"logprobs": None, "token_ids": None}
 USAGE = {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2}
 
 
@@ -95,6 +96,17 @@ def sse(value: Any) -> bytes:
 def stream() -> bytes:
     """A whole stream with our additions."""
     return opening() + chunk(choice()) + ending() + usage_chunk() + DONE
+
+
+def plain() -> bytes:
+    """What vLLM sends of `stream()` without our additions."""
+    last = choice(0, None, (8,), finish_reason="stop", stop_reason=None) | HIDDEN
+    return (
+        opening().replace(b"[1,2]", b"null")
+        + chunk(choice() | HIDDEN)
+        + chunk(last, system_fingerprint="vllm-x")
+        + DONE
+    )
 
 
 def body(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:

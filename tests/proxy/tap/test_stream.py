@@ -12,12 +12,14 @@ from proxy.tap import open_tap
 from tests.proxy.tap.bodies import (
     DONE,
     HEAD,
+    HIDDEN,
     USAGE,
     backend,
     choice,
     chunk,
     ending,
     opening,
+    plain,
     prepared,
     run,
     sse,
@@ -25,19 +27,6 @@ from tests.proxy.tap.bodies import (
     stream_tap,
     usage_chunk,
 )
-
-HIDDEN = {"logprobs": None, "token_ids": None}
-
-
-def plain() -> bytes:
-    """What vLLM sends of `stream()` without our additions."""
-    last = choice(0, None, (8,), finish_reason="stop", stop_reason=None) | HIDDEN
-    return (
-        opening().replace(b"[1,2]", b"null")
-        + chunk(choice() | HIDDEN)
-        + chunk(last, system_fingerprint="vllm-x")
-        + DONE
-    )
 
 
 def test_additions_are_hidden() -> None:

@@ -10,11 +10,13 @@ import pytest
 from proxy.tap import open_tap
 from tests.proxy.tap.bodies import (
     DONE,
+    HIDDEN,
     choice,
     chunk,
     ending,
     entry,
     opening,
+    plain,
     prepared,
     run,
     sse,
@@ -22,8 +24,6 @@ from tests.proxy.tap.bodies import (
     stream_tap,
     usage_chunk,
 )
-
-HIDDEN = {"logprobs": None, "token_ids": None}
 
 
 def test_error_frame_passes() -> None:
