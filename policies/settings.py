@@ -2,14 +2,14 @@
 
 Pure: text and an environment mapping in, a `Settings` value out. An environment name joins the path of a
 key with double underscores: `COUNTERSIGN_AUDIT__RATE=0.1`, `COUNTERSIGN_BACKENDS__0__URL=…`; its value is
-read as YAML, so numbers, booleans and lists work.
+read as YAML, so numbers, booleans and lists work, except where the setting is text: that is taken as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -19,8 +19,45 @@ from policies.errors import SettingsError
 PREFIX = "COUNTERSIGN_"
 
 
+class _Override(str):
+    """Text of an environment variable whose setting decides how to read it."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_overrides(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: cls._read_override(str(name), value) for name, value in values.items()}
+
+    @classmethod
+    def _read_override(cls, name: str, value: Any) -> Any:
+        field = cls.model_fields.get(name)
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        # A key such as 0123 would come back from YAML as another number.
+        is_text = str in kinds or SecretStr in kinds
+        if isinstance(value, _Override):
+            return str(value) if is_text else yaml.safe_load(value)
+        is_section = any(isinstance(kind, type) and issubclass(kind, _Section) for kind in _within(kinds))
+        return value if is_section else _plain(value)
+
+
+def _within(kinds: tuple[Any, ...]) -> list[Any]:
+    return [inner for kind in kinds for inner in (kind, *get_args(kind))]
+
+
+def _plain(value: Any) -> Any:
+    """A tree of settings with every override in it read as YAML."""
+    if isinstance(value, _Override):
+        return yaml.safe_load(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
 
 
 class ClientKey(_Section):
@@ -197,6 +234,7 @@ def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
         raise SettingsError("countersign.yaml", "expected a mapping of settings")
     for name in sorted(environ):
         if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
+            _check_yaml(name, environ[name])
             _override(tree, name, environ[name])
     try:
         return Settings.model_validate(tree)
@@ -206,16 +244,20 @@ def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
         raise SettingsError(key, first["msg"]) from error
 
 
+def _check_yaml(name: str, value: str) -> None:
+    try:
+        yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise SettingsError(name, f"not valid YAML ({error})") from error
+
+
 def _override(tree: dict[str, Any], name: str, value: str) -> None:
     path = name[len(PREFIX) :].lower().split("__")
     node: Any = tree
     for depth, part in enumerate(path):
         key = _key_of(node, part, name)
         if depth == len(path) - 1:
-            try:
-                node[key] = yaml.safe_load(value)
-            except yaml.YAMLError as error:
-                raise SettingsError(name, f"not valid YAML ({error})") from error
+            node[key] = _Override(value)
             return
         if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
             node[key] = {}

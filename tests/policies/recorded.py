@@ -111,3 +111,19 @@ def replayed(kind: str) -> tuple[tuple[Evidence, Replay], ...]:
                 yield claim, Replay(ids, data[f"{index}_rlp"], reference=REFERENCE)
 
     return tuple(each())
+
+
+@cache
+def gpu_limits() -> dict[str, Evidence]:
+    """H200, several cuts at once: top-k with top-p, min-p, and all three, at T = 0.8 and 1.3."""
+    with np.load(FOLDER / "h200_vllm0.32_limits.npz", allow_pickle=False) as data:
+        names = [name[: -len("_y")] for name in data.files if name.endswith("_y")]
+        return {name: _limited(data, name) for name in names}
+
+
+def _limited(data: Any, name: str) -> Evidence:
+    temperature, top_k, top_p, min_p = data[f"{name}_params"].tolist()
+    seed = int(data[f"{name}_seed"])
+    sampling = Sampling(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p, seed=seed)
+    ids, logprobs = data[f"{name}_ids"], data[f"{name}_lp"]
+    return evidence(data[f"{name}_prompt"], ids, logprobs, runtime=GPU, sampling=sampling)

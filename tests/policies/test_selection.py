@@ -300,3 +300,19 @@ def test_a_thousand_tokens_take_milliseconds(runtime: str, cut: dict[str, Any]) 
         best = min(best, time.perf_counter() - began)
     # About 1.3 ms, or 5 ms with a cut; the bound leaves room for a busy machine.
     assert best < 0.010 * 3
+
+
+@pytest.mark.parametrize("name", sorted(recorded.gpu_limits()))
+def test_several_cuts_at_once_on_a_gpu_find_no_violation(name: str) -> None:
+    check = selection.check(recorded.gpu_limits()[name], vocab_size=recorded.VOCABULARY)
+    assert check.metrics["violations"] == 0
+    assert check.result is not Result.REJECT
+
+
+def test_several_cuts_at_once_still_catch_a_wrong_seed() -> None:
+    caught = 0
+    for answer in recorded.gpu_limits().values():
+        sampling = dataclasses.replace(answer.sampling, seed=(answer.sampling.seed or 0) + 1)
+        check = selection.check(dataclasses.replace(answer, sampling=sampling), vocab_size=recorded.VOCABULARY)
+        caught += check.result is Result.REJECT
+    assert caught == len(recorded.gpu_limits())

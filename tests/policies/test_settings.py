@@ -1,0 +1,95 @@
+"""Settings: overrides, and errors that name the key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.errors import SettingsError
+from policies.settings import embedded_dir, hash_key, parse_settings, store_url
+
+TEXT = """
+models: {m: {generation_config: {temperature: 0.5}}}
+backends: [{name: a, url: "http://127.0.0.1:1", model: m}]
+"""
+
+
+def test_defaults_need_no_file() -> None:
+    settings = parse_settings("", {})
+    assert settings.verification.mode == "async"
+    assert settings.audit.rate == 1.0
+
+
+def test_an_override_replaces_or_adds_any_key() -> None:
+    environ = {
+        "COUNTERSIGN_PORT": "9",
+        "COUNTERSIGN_AUDIT__RATE": "0.25",
+        "COUNTERSIGN_MODELS__M__GENERATION_CONFIG__TOP_K": "7",
+        "COUNTERSIGN_MODELS__M__EOS_TOKEN_IDS": "[2, 3]",
+        "COUNTERSIGN_KEYS": f"[{{name: app, sha256: {hash_key('k')}}}]",
+        "COUNTERSIGN_CONFIG": "elsewhere.yaml",
+    }
+    settings = parse_settings(TEXT, environ)
+    assert (settings.port, settings.audit.rate) == (9, 0.25)
+    assert settings.models["m"].generation_config == {"temperature": 0.5, "top_k": 7}
+    assert settings.models["m"].eos_token_ids == (2, 3)
+    assert settings.keys[0].sha256 == hash_key("k")
+
+
+@given(st.from_regex(r"[0-9a-zA-Z_.+-]{1,30}", fullmatch=True))
+def test_text_settings_take_an_override_as_it_is(text: str) -> None:
+    settings = parse_settings(TEXT, {"COUNTERSIGN_BACKENDS__0__API_KEY": text, "COUNTERSIGN_REDIS_URL": text})
+    key = settings.backends[0].api_key
+    assert key is not None
+    assert key.get_secret_value() == text
+    assert settings.redis_url == text
+
+
+@pytest.mark.parametrize(
+    ("environ", "key"),
+    [
+        ({"COUNTERSIGN_PORT": "x"}, "port"),
+        ({"COUNTERSIGN_PORT": "70000"}, "port"),
+        ({"COUNTERSIGN_FOO": "1"}, "foo"),
+        ({"COUNTERSIGN_AUDIT__RATE": "2"}, "audit.rate"),
+        ({"COUNTERSIGN_AUDIT": "3"}, "audit"),
+        ({"COUNTERSIGN_WEBHOOK__URL": "http://x"}, "webhook.secret"),
+        ({"COUNTERSIGN_PORT": "[1"}, "COUNTERSIGN_PORT"),
+        ({"COUNTERSIGN_BACKENDS__7__URL": "http://x"}, "COUNTERSIGN_BACKENDS__7__URL"),
+        ({"COUNTERSIGN_MODELS__M__REFERENCE__KIND": "vllm_http"}, "models.m.reference"),
+    ],
+)
+def test_a_wrong_setting_is_named(environ: dict[str, str], key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(TEXT, environ)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("text", ["- 1", "a: [", "models: {m: {}}\nbackends: [{name: a, url: 'http://x', model: n}]"])
+def test_a_wrong_file_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError):
+        parse_settings(text, {})
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        parse_settings(text, {})
+    except SettingsError as error:
+        assert error.key
+
+
+def test_secrets_stay_out_of_error_messages() -> None:
+    text = TEXT.replace("model: m}", "model: m, api_key: [canary]}")
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, {})
+    assert "canary" not in str(caught.value)
+
+
+def test_redis_is_the_operators_or_a_socket_in_the_state_folder() -> None:
+    assert store_url(parse_settings("redis_url: redis://r", {}), {}) == "redis://r"
+    assert store_url(parse_settings("", {}), {"HOME": "/h"}) == "unix:///h/.local/state/countersign/valkey.sock"
+    assert embedded_dir(parse_settings("embedded_dir: /e", {}), {"HOME": "/h"}) == "/e"
+    with pytest.raises(SettingsError, match="embedded_dir"):
+        store_url(parse_settings(f"embedded_dir: /{'e' * 120}", {}), {})
