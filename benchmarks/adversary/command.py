@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from benchmarks.adversary.cheats import CHEATS
+from policies.errors import CountersignError
+
+
+class AttackError(CountersignError):
+    """The cheat cannot run; the message says why."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,5 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{cheat.name} needs --truth")
     print(f"{cheat.name} on http://{arguments.host}:{arguments.port}, in front of {arguments.upstream}", flush=True)
     app = cheat(arguments.upstream, arguments.truth).app()
-    web.run_app(app, host=arguments.host, port=arguments.port, print=None, access_log=None)
+    try:
+        web.run_app(app, host=arguments.host, port=arguments.port, print=None, access_log=None)
+    except OSError as error:
+        raise AttackError(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}") from error
     return 0

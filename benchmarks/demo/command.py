@@ -104,16 +104,12 @@ def _run(arguments: argparse.Namespace, folder: Path, children: Children, progre
     with progress.step("the proxy, its store, and a worker with the reference engine"):
         _start_product(children, config, proxy, progress.tick)
     rows = asyncio.run(_ask_all(proxy + "/v1", urls, children, progress))
-    text = report.table(rows)
-    print(f"\n{text}\n")
-    print(
-        "Every answer was audited. Added latency: median of paired one-token answers, through the proxy minus\n"
-        f"directly, milliseconds. All of it took {progress.elapsed()}."
-    )
+    text = "\n\n".join([report.table(rows), *report.exceptions(rows), report.FOOTNOTE])
+    print(f"\n{text}\n\nAll of it took {progress.elapsed()}.")
     if arguments.output:
         _save(arguments.output, text, progress.elapsed())
     complaints = report.complaints(rows)
-    print("\n".join(complaints or ["The honest backend passed and both cheats were caught."]))
+    print("\n".join(complaints or ["The honest backend passed and both cheats were caught."]), flush=True)
     if arguments.keep:
         _keep(proxy, children)
     return not complaints
@@ -183,7 +179,7 @@ async def _ask_all(base_url: str, urls: dict[str, str], children: Children, prog
 
 def _save(path: Path, table: str, elapsed: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{table}\n\n{describe()}. The whole demo took {elapsed}.\n")
+    path.write_text(f"{table}\n\n{describe()}. The whole demo took {elapsed}.\n", encoding="utf-8")
 
 
 def _keep(proxy: str, children: Children) -> None:

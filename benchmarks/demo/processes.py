@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -145,15 +147,16 @@ def answers(url: str) -> Callable[[], bool]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on right now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
+    """Loopback ports nobody listens on right now.
+
+    From below the range that systems give to outgoing connections, one of which could take a port in the seconds
+    until its server listens.
+    """
+    candidates = random.sample(range(20_000, 32_000), k=1000)
+    found = list(itertools.islice((port for port in candidates if not port_in_use(port)), count))
+    if len(found) < count:
+        raise ChildError("no free ports between 20000 and 32000 on this machine")
+    return found
 
 
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:

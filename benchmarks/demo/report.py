@@ -14,6 +14,11 @@ CAUGHT_SHARE = 0.8
 """Share of a cheat's answers that must be rejected. Not all: an answer in which the cheap model happens to choose
 what the true one would have chosen is no lie, and a short one proves little."""
 
+FOOTNOTE = (
+    "Every answer was audited: replayed by a reference engine that saw token ids only. Telling metric: the range over "
+    "answers. Added latency: one-token answers through the proxy minus the same asked directly, median of 12 pairs."
+)
+
 HEADER = ("backend", "what it really is", "requests", "verdicts", "telling metric", "added latency")
 
 
@@ -95,16 +100,23 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
-    """What is not as it should be, one sentence each."""
+    """What is not as it should be, one sentence each; empty when the demo showed what it should."""
+    return [
+        f"{row.backend}: expected "
+        + ("every answer to pass" if row.backend == HONEST else f"at least {CAUGHT_SHARE:.0%} of answers rejected")
+        + f", got {dict(row.counts)}"
+        for row in rows
+        if not row.good
+    ]
+
+
+def exceptions(rows: Sequence[Row]) -> list[str]:
+    """Every answer whose verdict is not its backend's usual one, with the reason."""
     found = []
     for row in rows:
-        if row.good:
-            continue
-        expected = "every answer pass" if row.backend == HONEST else f"at least {CAUGHT_SHARE:.0%} of answers rejected"
-        found.append(f"{row.backend}: expected {expected}; got {dict(row.counts)}")
         for outcome in row.outcomes:
             if outcome.verdict != ("pass" if row.backend == HONEST else "reject"):
                 reasons = "; ".join(outcome.verification.get("reasons") or ["no reason given"])
-                how = f"T={outcome.shot.temperature:g}, {'stream' if outcome.shot.stream else 'whole'}"
-                found.append(f"  {outcome.verdict} ({how}): {reasons}")
+                how = f"T={outcome.shot.temperature:g}, {'streamed' if outcome.shot.stream else 'not streamed'}"
+                found.append(f"{row.backend}, {how}: {outcome.verdict}: {reasons}")
     return found

@@ -108,23 +108,31 @@ class Client:
             await asyncio.sleep(0.2)
 
 
-async def added_latency(client: Client, backend: str, direct_url: str, pairs: int = 8) -> float:
+async def added_latency(client: Client, backend: str, direct_url: str, pairs: int = 12) -> float:
     """Milliseconds that a one-token answer takes longer through the proxy: median over paired requests.
 
-    The direct request asks for nothing that evidence needs, so the backend's own cost of logprobs is in it.
-    Verdicts are awaited in between, so that no replay runs meanwhile. The first pair warms up.
+    The direct request asks for nothing that evidence needs, so the backend's own cost of logprobs is in it. Which of
+    a pair goes first alternates, and verdicts are awaited in between, so that no replay runs meanwhile. The first
+    pair warms up.
     """
     gaps = []
     async with openai.AsyncOpenAI(base_url=direct_url + "/v1", api_key="demo", max_retries=0) as direct:
         for index in range(pairs + 1):
-            shot = Shot(DEMO[index % len(DEMO)], 0.0, False)
-            start = time.perf_counter()
-            await direct.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": shot.question}], temperature=0.0, max_tokens=1
-            )
-            middle = time.perf_counter()
-            id = await client.ask(backend, shot, max_tokens=1)
-            end = time.perf_counter()
-            gaps.append((end - middle) - (middle - start))
-            await client.verification(id)
+            question = DEMO[index % len(DEMO)]
+            seconds = {}
+            for way in ("direct", "proxied") if index % 2 else ("proxied", "direct"):
+                start = time.perf_counter()
+                if way == "direct":
+                    await _ask_directly(direct, question)
+                else:
+                    id = await client.ask(backend, Shot(question, 0.0, False), max_tokens=1)
+                seconds[way] = time.perf_counter() - start
+                if way == "proxied":
+                    await client.verification(id)
+            gaps.append(seconds["proxied"] - seconds["direct"])
     return 1000 * statistics.median(gaps[1:])
+
+
+async def _ask_directly(direct: openai.AsyncOpenAI, question: str) -> None:
+    messages: Any = [{"role": "user", "content": question}]
+    await direct.chat.completions.create(model=MODEL, messages=messages, temperature=0.0, max_tokens=1)

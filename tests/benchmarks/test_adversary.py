@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from benchmarks.adversary.base import Body, read_sse, write_sse
 from benchmarks.adversary.cheats import CHEATS, HIDDEN
-from benchmarks.adversary.command import main
+from benchmarks.adversary.command import AttackError, main
 
 PROMPT = [1, 2, 3]
 OUTPUT = [11, 12]
@@ -240,3 +241,8 @@ def test_the_spoofer_needs_the_truth(capsys: pytest.CaptureFixture[str]) -> None
         main(["spoofer", "--upstream", "http://127.0.0.1:1", "--port", "1"])
     assert stop.value.code == 2
     assert "--truth" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(AttackError, match="cannot listen"):
+        main(["hot", "--upstream", "http://127.0.0.1:1", "--port", str(server.getsockname()[1])])
