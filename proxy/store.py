@@ -23,8 +23,10 @@ from proxy.outage import Outage
 from proxy.verification import Generation
 from verifier_pool.queue import OPEN, VERDICTS, intent_key, verdict_key
 
-PATIENCE = 0.25
-"""Seconds the event loop waits for Redis before it is called down."""
+PATIENCE = 1.0
+"""Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
+one that hangs costs this, and only to the requests of its first second; much less would mistake a busy machine,
+whose event loop itself comes late, for an outage."""
 
 _POLL = 1.0
 _REMEMBERED = 20_000
@@ -62,7 +64,7 @@ class Store:
         await self._redis.aclose()
 
     async def open(self, generation: Generation) -> None:
-        """Write the intent. Raises StoreUnavailable, after a quarter of a second at most."""
+        """Write the intent. Raises StoreUnavailable, after a second at most."""
         lost_at = time.time() + self._settings.lost_after
         async with self._asking():
             pipeline = self._redis.pipeline(transaction=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from proxy.store import PATIENCE
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend
@@ -57,11 +58,11 @@ def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how:
 
     started = time.monotonic()
     first = rig.chat()
-    assert time.monotonic() - started < 0.6
+    assert time.monotonic() - started < PATIENCE + 2
     _assert_unverified(first)
     started = time.monotonic()
     responses = [rig.chat() for _ in range(20)]
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 5 * PATIENCE
     for response in responses:
         _assert_unverified(response)
         assert response.json()["choices"][0]["message"]["content"] == "One two three"
