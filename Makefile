@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts
 ARGS ?=
 
 demo: $(VENV)/.vllm

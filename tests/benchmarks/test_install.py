@@ -56,6 +56,14 @@ def test_what_is_installed_is_not_asked_for_again() -> None:
     assert install.missing([Requirement(f"numpy!={version}")]) == [f"numpy!={version}"]
 
 
+def test_extras_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["numpy", 'absent-one; extra == "standard"', 'absent-two; extra == "other"']
+    monkeypatch.setattr(metadata, "requires", lambda name: lines)
+    assert install.satisfied(Requirement("numpy"))
+    assert not install.satisfied(Requirement("numpy[standard]"))
+    assert [str(line.name) for line in install._of_extras(Requirement("numpy[standard]"))] == ["absent-one"]
+
+
 def test_a_second_run_calls_pip_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "_run", lambda command: pytest.fail(f"ran {command}"))
     install.install()
