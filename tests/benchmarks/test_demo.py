@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from benchmarks import calibrate, questions
-from benchmarks.demo import command, layout, machine, report, servers
+from benchmarks.demo import command, layout, machine, report, servers, stage
 from benchmarks.demo.models import DemoModels
 from benchmarks.demo.progress import Progress
 from benchmarks.demo.report import Row
 from benchmarks.demo.traffic import Outcome, Shot, shots
+from policies.errors import SettingsError
 from policies.settings import parse_settings
 
 SHOT = Shot("?", 0.8, False)
@@ -114,7 +115,7 @@ def test_the_settings_are_valid_and_the_reference_differs_from_the_honest_backen
         "generation_config.json": {"eos_token_id": 2},
     }.items():
         (tmp_path / name).write_text(json.dumps(content))
-    names = command.layout_names()
+    names = stage.layout_names()
     tree = layout.configuration(
         DemoModels(tmp_path, tmp_path),
         dict.fromkeys(names, "http://127.0.0.1:1"),
@@ -191,3 +192,26 @@ def test_the_profile_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         calibrate.write_atomically(target, None)  # type: ignore[arg-type]
     assert target.read_text() == "two"
     assert [path.name for path in target.parent.iterdir()] == ["profile.json"]
+
+
+BACKEND = {"name": "b", "url": "http://127.0.0.1:1", "model": "m"}
+ENGINE = {"kind": "vllm_http", "url": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "name", "key"),
+    [
+        (BACKEND, {}, "b", "backends.b.trusted"),
+        (BACKEND | {"trusted": True}, {}, "b", "models.m.reference"),
+        (BACKEND | {"trusted": True}, {"reference": ENGINE}, "other", "--backend"),
+    ],
+)
+def test_only_a_trusted_backend_with_a_reference_is_measured(
+    tmp_path: Path, backend: dict[str, Any], model: dict[str, Any], name: str, key: str
+) -> None:
+    config = tmp_path / "countersign.yaml"
+    layout.write(config, {"models": {"m": model}, "backends": [backend]})
+    with pytest.raises(SettingsError) as refused:
+        calibrate.main(["--config", str(config), "--backend", name, "--output", str(tmp_path / "profile.json")])
+    assert refused.value.key == key
+    assert not (tmp_path / "profile.json").exists()
