@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only now: what it imports may be what is not installed.
     from benchmarks.demo.stage import run
 
+    # A shell that starts us in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     folder = Path(tempfile.mkdtemp(prefix="countersign-demo-"))
