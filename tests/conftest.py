@@ -1,7 +1,7 @@
 """What the end-to-end tests share: the demo's models, one real vLLM server and one real Valkey for the whole session.
 
 A server takes about half a minute to start, so nothing here starts before a test asks for it. While developing,
-COUNTERSIGN_TEST_VLLM_URL names one that runs already, with the flags of `SERVER_FLAGS`.
+TEST_VLLM_URL names one that runs already, with the flags of `SERVER_FLAGS`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fp8_dir(demo_models: models.DemoModels) -> Path:
 @pytest.fixture(scope="session")
 def vllm_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL (without /v1) of a real vLLM server with the bf16 model, called `smollm2`."""
-    running = os.environ.get("COUNTERSIGN_TEST_VLLM_URL")
+    running = os.environ.get("TEST_VLLM_URL")
     if running:
         yield running.rstrip("/")
         return
