@@ -37,7 +37,8 @@ class Comparison:
         omitted: reference probability of its own listed ids that the claim leaves out.
         claimed: reference probability of the claimed ids (a lower bound where the replay lists its own ids).
         changed: the two sides differ by more than rounding, or the claim leaves out an id that the reference
-            puts above the least one claimed.
+            puts above the least one claimed. Not where the claim has no number for its own token: that evidence is
+            missing, which is no distance.
     """
 
     difference: _Floats
@@ -78,7 +79,7 @@ def compare(evidence: Evidence, replay: Replay) -> Comparison:
         spread=_where(common > 0, np.minimum(gaps, SPIKE).sum(axis=1) / np.maximum(common, 1)),
         omitted=np.exp(np.minimum(only_reference, 0.0)).sum(axis=1),
         claimed=np.exp(np.minimum(np.where(shared, reference_of_claim, -np.inf), 0.0)).sum(axis=1),
-        changed=(gaps.max(axis=1, initial=0.0) > RESOLUTION) | left_out | ~both_emitted,
+        changed=listed[:, 0] & ((gaps.max(axis=1, initial=0.0) > RESOLUTION) | left_out | ~both_emitted),
     )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from policies._comparison import SPIKE, Comparison, compare
 from policies.checks import Check, Result
-from policies.evidence import Evidence, Replay
+from policies.evidence import MASKED, Evidence, Replay
 from policies.profile import SHORTEST_BAND, Arm, Profile, tail
 
 NAME = "distance"
@@ -32,6 +32,9 @@ PASS_LEVEL = 1e-2
 """A response less likely than this under the null, but not by enough to reject, is inconclusive."""
 DECIDING = ("drift_topk", "drift_js", "drift_jaccard", "drift_abs", "drift_omitted")
 """Larger is farther, in every one of them."""
+
+_POSITIVE = 1e-3
+"""Nats above 0 that rounding explains in a replay."""
 
 _Metrics = dict[str, "float | int | None"]
 _Floats = NDArray[np.float64]
@@ -163,6 +166,12 @@ def _obstacle(evidence: Evidence, replay: Replay) -> str:
         return "bad_replay: the replay holds no logprobs"
     if len(replay.ids) != len(evidence.output_ids) or not np.array_equal(replay.ids[:, 0], evidence.output_ids):
         return "bad_replay: the replay is of other tokens"
+    # A reference that failed to compute is no distance of the backend's.
+    listed = replay.ids >= 0
+    if bool(np.isnan(replay.logprobs[listed]).any()) or bool((replay.logprobs[listed] > _POSITIVE).any()):
+        return "bad_replay: a replayed logprob is not a number, or is positive"
+    if not bool((listed & np.isfinite(replay.logprobs) & (replay.logprobs > MASKED)).any(axis=1).all()):
+        return "bad_replay: the replay holds nothing at a token"
     return ""
 
 

@@ -229,6 +229,17 @@ def test_a_replay_of_other_tokens_is_inconclusive() -> None:
         assert check.reason.startswith("bad_replay")
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, 0.5, MASKED])
+@pytest.mark.parametrize("rows", [slice(None), slice(7, 8)])
+def test_a_reference_that_failed_accuses_nobody(value: float, rows: slice) -> None:
+    answer, replay = SINGLE[0]
+    logprobs = replay.logprobs.copy()
+    logprobs[rows] = value
+    check = distance.check(answer, dataclasses.replace(replay, logprobs=logprobs), PROFILE)
+    assert check.result is Result.INCONCLUSIVE
+    assert check.reason.startswith("bad_replay")
+
+
 def test_tokens_without_a_claim_keep_a_response_from_passing() -> None:
     answer, replay = ODD[0]
     logprobs = answer.claim_logprobs.copy()

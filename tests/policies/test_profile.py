@@ -41,7 +41,7 @@ def test_fit_stores_quantiles_with_counts_and_the_logs() -> None:
     (arm,) = fitted.arms
     assert (arm.label, arm.temperature, arm.tokens) == ("", 0, 32)
     null = arm.nulls["drift_topk"]
-    logs = np.log(np.array(measured) + 1e-6)
+    logs = np.log(np.array(measured) + profile.FLOOR)
     assert null.n == 30
     assert null.mean == pytest.approx(logs.mean())
     assert null.sd == pytest.approx(logs.std(ddof=1))
@@ -155,6 +155,22 @@ def test_tail_of_nothing_accuses_nobody() -> None:
     assert tail(Null(9, -3.0, 0.0, {}), math.exp(-3.0) * 1.01) > 0.3
 
 
+def test_a_metric_that_never_moved_accuses_nobody() -> None:
+    # Two machines may agree on every list of candidates throughout a calibration; one swap later is no cheat.
+    measured = [{**row(value), "drift_jaccard": 0.0, "drift_omitted": 0.0} for value in values(24)]
+    (arm,) = fit(measured, KEY).arms
+    assert set(arm.nulls) == {"drift_topk"}
+
+
+@pytest.mark.parametrize("later", [1e-6, 1e-5, 1e-4, 5e-4])
+def test_amounts_far_below_what_matters_are_alike(later: float) -> None:
+    # A peaked model leaves out next to nothing; one flat stretch leaves out more, and is honest all the same.
+    tiny = np.random.default_rng(3).uniform(0, 1e-7, 24)
+    measured = [{**row(value), "drift_omitted": float(t)} for value, t in zip(values(24), tiny, strict=True)]
+    (arm,) = fit(measured, KEY).arms
+    assert tail(arm.nulls["drift_omitted"], later) > distance.REJECT_LEVEL
+
+
 FITTED = fit([row(value, arm=arm) for arm in ("a", "b") for value in values(9)], KEY, created=3.25)
 
 
@@ -192,6 +208,7 @@ def edited(path: list[Any], value: Any) -> str:
         edited(["arms", 0, "nulls", "drift_topk", "n"], 1),
         edited(["arms", 0, "nulls", "drift_topk", "sd"], -1),
         edited(["arms", 0, "nulls", "drift_topk", "sd"], math.nan),
+        edited(["arms", 0, "nulls", "drift_topk", "floor"], 0.0),
     ],
 )
 def test_malformed_profiles_raise(text: str | bytes) -> None:
