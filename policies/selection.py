@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import noise
+from policies._request import extras
 from policies._tails import binomial_tail
 from policies._truncation import MOST_TOKENS, survivors
 from policies.checks import Check, Result
-from policies.evidence import MASKED, Evidence, Sampling
+from policies.evidence import MASKED, Evidence
 
 NAME = "selection"
 MARGIN_TOLERANCE = 1e-3
@@ -35,6 +36,9 @@ ARGMAX_TOLERANCE = 1e-6
 CONTAMINATION = 1e-4
 """Rate per token at which an honest backend is taken to violate anyway (faults, unknown corner cases); the
 level of a reject is computed under it (verification.md §2.11)."""
+REJECT_LEVEL = 0.05
+"""No reject is stated at a higher level: one violation rejects up to 512 tokens, two up to 3,500. Fewer than that in
+a long answer are inconclusive."""
 MOST_SKIPPED = 0.2
 """Share of tokens whose test may hang on an undecided edge before the check says nothing."""
 LOWEST_TEMPERATURE = 0.01
@@ -61,11 +65,10 @@ def check(evidence: Evidence, *, vocab_size: int | None = None) -> Check:
     Metrics: `tokens`; `checked`, tokens whose outcome is decided; `skipped`, tokens whose outcome hangs on a
     candidate at an undecided edge of top-k, top-p or min-p, or whose claim is unusable; `violations`;
     `violation_rate` of the checked; `worst_margin` in Gumbel units (nats at T = 0); `first_violation`, 0-based
-    position. A reject's `level` is P(Binomial(tokens, 1e-4) ≥ violations).
+    position. A reject's `level` is P(Binomial(tokens, 1e-4) ≥ violations), and at most `REJECT_LEVEL`.
     """
-    sampling = evidence.sampling
     tokens = len(evidence.output_ids)
-    not_replayable = _not_replayable(sampling)
+    not_replayable = _not_replayable(evidence)
     if not_replayable:
         return Check(NAME, Result.INCONCLUSIVE, not_replayable, by_request=True, metrics={"tokens": tokens})
     obstacle = _obstacle(evidence)
@@ -74,8 +77,9 @@ def check(evidence: Evidence, *, vocab_size: int | None = None) -> Check:
     return _judged(_outcome(evidence, vocab_size or MOST_TOKENS), tokens)
 
 
-def _not_replayable(sampling: Sampling) -> str:
-    """The request's parameter that changes logits before sampling in a way not replayed here."""
+def _not_replayable(evidence: Evidence) -> str:
+    """The request's parameter that changes logits or noise before sampling in a way not replayed here."""
+    sampling, others = evidence.sampling, extras(evidence)
     changed = {
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "presence_penalty": sampling.presence_penalty != 0.0,
@@ -84,6 +88,8 @@ def _not_replayable(sampling: Sampling) -> str:
         "allowed_token_ids": bool(sampling.allowed_token_ids),
         "bad_words": bool(sampling.bad_words),
         "min_tokens": sampling.min_tokens > 0,
+        "thinking_token_budget": others.thinking_token_budget is not None,
+        "watermarking": bool(others.watermarking),
     }
     names = [name for name, is_changed in changed.items() if is_changed]
     return f"not_replayed: the request sets {', '.join(names)}" if names else ""
@@ -176,13 +182,11 @@ def _judged(outcome: _Outcome, tokens: int) -> Check:
         "first_violation": int(outcome.violation.argmax()) if violations else None,
     }
     if violations:
-        return Check(
-            NAME,
-            Result.REJECT,
-            f"not_sampled_from_claim: {violations} of {checked} tokens do not win under the claimed logprobs",
-            level=binomial_tail(tokens, CONTAMINATION, violations),
-            metrics=metrics,
-        )
+        level = binomial_tail(tokens, CONTAMINATION, violations)
+        words = f"{violations} of {checked} tokens do not win under the claimed logprobs"
+        if level > REJECT_LEVEL:
+            return Check(NAME, Result.INCONCLUSIVE, f"few_violations: {words}", metrics=metrics)
+        return Check(NAME, Result.REJECT, f"not_sampled_from_claim: {words}", level=level, metrics=metrics)
     if skipped > MOST_SKIPPED * tokens:
         reason = f"undecided: the outcome of {skipped} of {tokens} tokens cannot be decided"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)

@@ -9,8 +9,9 @@ withheld  the evidence is missing or unusable in a way only the backend can caus
           too few entries, NaN, −9999 where no grammar was asked for, repeated, unsorted or foreign ids. An unsorted
           or repeated list claims nothing impossible, so it is no lie, but no honest server sends one.
 
-An answer that broke off (`complete` is false, or a fault that is not the backend's doing) is checked as far as it
-came and is at best inconclusive; what it would have ended with is not held against it.
+An answer that broke off (`complete` is false, a fault that is not the backend's doing, or vLLM's own `abort`, which a
+restart gives to all requests in flight) is checked as far as it came and is at best inconclusive; what it would have
+ended with is not held against it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from policies._claimed import claim_findings
 from policies._findings import Finding, rejected, undecided, withheld
+from policies._request import extras, repeats
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
 
@@ -43,8 +45,10 @@ _FAULT_WORDS = {
     "upstream_error": "the backend reported an error",
     "no_tokenizer": "no tokenizer is declared to read the evidence with",
 }
-_FINISH_REASONS = {"stop", "length", "tool_calls"}
-
+_FINISH_REASONS = {"stop", "length", "tool_calls", "repetition"}
+_ABORTED = "abort"
+_NOTHING_CAME = frozenset({"no_token_ids", "no_logprobs", "bad_logprobs"})
+"""Faults that an answer aborted before its first token always has."""
 
 SHORTEST_CONTEXT = 256
 """Tokens every served model takes; an answer cut short of this was not cut by an undeclared `max_model_len`."""
@@ -77,7 +81,7 @@ def check(
     position's listed ids).
     """
     unreadable = "no_tokenizer" in evidence.faults and not evidence.claim_ids.size
-    findings = [withheld(code, _FAULT_WORDS[code]) for code in evidence.faults if code in WITHHELD_FAULTS]
+    findings = [withheld(code, _FAULT_WORDS[code]) for code in _faults(evidence) if code in WITHHELD_FAULTS]
     excess: float | None = None
     if not unreadable:
         claimed, excess = claim_findings(evidence, vocab_size)
@@ -101,7 +105,7 @@ def _judged(evidence: Evidence, findings: list[Finding], metrics: dict[str, floa
         if texts:
             reason = "; ".join(f"{code}: {text}" for code, text in reversed(texts.items()))
             return Check(NAME, result, reason, level=0.0 if result is Result.REJECT else None, metrics=metrics)
-    others = [(code, _FAULT_WORDS.get(code, "an unknown fault")) for code in evidence.faults]
+    others = [(code, _FAULT_WORDS.get(code, "an unknown fault")) for code in _faults(evidence)]
     others += [(finding.code, finding.text) for finding in findings]
     if others:
         reason = "; ".join(f"{code}: {text}" for code, text in others)
@@ -111,6 +115,12 @@ def _judged(evidence: Evidence, findings: list[Finding], metrics: dict[str, floa
     return Check(NAME, Result.PASS, metrics=metrics)
 
 
+def _faults(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.finish_reason == _ABORTED and not len(evidence.output_ids) and not evidence.text:
+        return tuple(code for code in evidence.faults if code not in _NOTHING_CAME)
+    return evidence.faults
+
+
 def _id_findings(evidence: Evidence, vocab_size: int | None) -> list[Finding]:
     ids = evidence.output_ids
     findings = []
@@ -118,7 +128,7 @@ def _id_findings(evidence: Evidence, vocab_size: int | None) -> list[Finding]:
         findings.append(withheld("bad_ids", "an output id is outside the vocabulary"))
     if _foreign(evidence.prompt_ids, vocab_size):
         findings.append(withheld("bad_ids", "a prompt id is outside the vocabulary"))
-    finished = evidence.complete and not evidence.faults
+    finished = evidence.complete and not evidence.faults and evidence.finish_reason != _ABORTED
     if not len(ids) and finished:
         findings.append(withheld("no_token_ids", "a finished answer holds no token"))
     return findings
@@ -145,8 +155,9 @@ def _prompt_findings(evidence: Evidence, rendered: Ids | None) -> list[Finding]:
 def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[int]) -> list[Finding]:
     sampling = evidence.sampling
     ids = evidence.output_ids
+    aborted = [undecided("aborted", "the backend aborted the answer")] if evidence.finish_reason == _ABORTED else []
     if not len(ids) or WITHHELD_FAULTS.intersection(evidence.faults):
-        return []
+        return aborted
     findings = []
     limit = sampling.max_tokens
     if limit is not None and len(ids) > limit:
@@ -160,6 +171,8 @@ def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[
     if len(early):
         text = f"token {int(early[0])} ends an answer, yet {len(ids) - 1 - int(early[0])} tokens follow"
         findings.append(rejected("tokens_after_stop", text))
+    if aborted:
+        return findings + aborted
     if evidence.complete and not EXCUSED_FAULTS.intersection(evidence.faults):
         findings += _finish_findings(evidence, max_model_len, stops)
     return findings
@@ -167,11 +180,12 @@ def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[
 
 def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stops) -> list[Finding]:
     reason = evidence.finish_reason
-    if reason not in _FINISH_REASONS:
+    repetition = extras(evidence).repetition_detection
+    if reason not in _FINISH_REASONS or (reason == "repetition" and repetition is None):
         return [withheld("bad_finish_reason", f"the answer ended with {reason!r:.60}")]
     stopped = _stopped(evidence, stops)
     full = _full(evidence, max_model_len)
-    # A tool call replaces `stop`, and in an unstreamed answer `length` too.
+    # A tool call replaces `stop`, and in an unstreamed answer `length` and `repetition` too.
     if reason == "length" and full is False:
         text = (
             f"finished by length after {len(evidence.output_ids)} tokens, {evidence.sampling.max_tokens} were asked for"
@@ -183,12 +197,12 @@ def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stop
         return [rejected("finish_mismatch", "finished by length, yet the last token ends an answer")]
     if reason == "stop" and stopped is False:
         return [rejected("finish_mismatch", "finished by stop, yet the last token ends no answer")]
-    if reason == "tool_calls" and stopped is False and full is False:
+    if reason == "repetition" and repeats(evidence.output_ids, repetition) is False:
+        return [rejected("finish_mismatch", "finished by repetition, yet the answer's end does not repeat itself")]
+    if reason == "tool_calls" and stopped is False and full is False and repetition is None:
         return [rejected("finish_mismatch", "finished by a tool call, yet the last token ends no answer")]
-    if reason == "stop" and len(evidence.output_ids) < evidence.sampling.min_tokens:
-        text = (
-            f"stopped after {len(evidence.output_ids)} tokens, at least {evidence.sampling.min_tokens} were asked for"
-        )
+    if reason in ("stop", "repetition") and len(evidence.output_ids) < evidence.sampling.min_tokens:
+        text = f"finished by {reason} after {len(evidence.output_ids)} tokens, at least {evidence.sampling.min_tokens} were asked for"
         return [rejected("finish_mismatch", text)]
     return []
 

@@ -11,6 +11,7 @@ anything else                                                                →
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from policies.checks import Check, Result, Verdict, VerdictWord
@@ -39,7 +40,8 @@ def combine(checks: Iterable[Check], *, audited: bool) -> Verdict:
 def over_choices(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of a whole response: the worst word, and for each check name the worst check.
 
-    Audited only when every choice was. No choices at all are `unverified`.
+    Audited only when every choice was. No choices at all are `unverified`. A reject's level is the bound over all
+    choices together: its own times their number, at most 1.
     """
     if not verdicts:
         return Verdict(VerdictWord.UNVERIFIED, (), ())
@@ -54,7 +56,12 @@ def over_choices(verdicts: Sequence[Verdict]) -> Verdict:
         for verdict in sorted(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.word))
         for reason in verdict.reasons
     )
-    return Verdict(word, tuple(worst.values()), tuple(reasons), all(verdict.audited for verdict in verdicts))
+    checks = tuple(_over(check, len(verdicts)) for check in worst.values())
+    return Verdict(word, checks, tuple(reasons), all(verdict.audited for verdict in verdicts))
+
+
+def _over(check: Check, choices: int) -> Check:
+    return check if check.level is None else dataclasses.replace(check, level=min(1.0, check.level * choices))
 
 
 def _word(checks: tuple[Check, ...], audited: bool) -> VerdictWord:
@@ -85,9 +92,9 @@ def _selection_is_clean(checks: tuple[Check, ...]) -> bool:
     return bool(named) and all(check.result is Result.PASS or check.by_request for check in named)
 
 
-def _severity(check: Check) -> tuple[int, bool]:
-    # Of two inconclusive checks the one the client did not cause is the worse.
-    return _RESULTS_WORST_FIRST.index(check.result), check.by_request
+def _severity(check: Check) -> tuple[int, bool, float]:
+    # Of two inconclusive checks the one the client did not cause is the worse, of two rejects the surer one.
+    return _RESULTS_WORST_FIRST.index(check.result), check.by_request, 0.0 if check.level is None else check.level
 
 
 def _reasons(checks: tuple[Check, ...]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Services:
             backends=Backends(settings),
             transport=AiohttpTransport(settings.timeouts),
             outage=outage,
-            store=Store(redis_url, settings.verification, outage, metrics),
+            store=Store(redis_url, settings.verification, outage, metrics, lambda: drain.draining),
             recorder=Recorder(redis_url, settings, outage, metrics),
             metrics=metrics,
             tokenizers=tokenizers,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -39,7 +39,14 @@ class Store:
     second and no more. While an outage lasts every call raises StoreUnavailable at once.
     """
 
-    def __init__(self, url: str, settings: VerificationSettings, outage: Outage, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: VerificationSettings,
+        outage: Outage,
+        metrics: Metrics,
+        draining: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._redis = Redis.from_url(
             url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)
         )
@@ -50,7 +57,7 @@ class Store:
         self._mine: OrderedDict[str, str] = OrderedDict()
         self._open: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.draining = False
+        self._draining = draining
 
     async def start(self) -> None:
         """Begin to listen for verdicts and to keep this process's intents alive."""
@@ -100,7 +107,7 @@ class Store:
                 if (found := await self.verification(id)) is not None:
                     return found
                 left = deadline - time.monotonic()
-                if left <= 0 or (self.draining and not through_drain):
+                if left <= 0 or (self._draining() and not through_drain):
                     return None
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, _POLL)):

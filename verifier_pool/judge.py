@@ -101,7 +101,7 @@ def _judge_one(
             eos_token_ids=model.eos_token_ids,
             rendered_prompt=rendered,
         ),
-        selection.check(choice),
+        selection.check(choice, vocab_size=model.vocab_size),
     ]
     if isinstance(replay, Replay):
         checks.append(distance.check(choice, replay, profile))

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.types import Receive, Send
 
 from policies.errors import ApiError, RequestTooLarge
+from proxy.tap.rawjson import write
 
 _LINGER_SECONDS = 2.0
 
@@ -43,7 +43,7 @@ async def answer_json(
     send: Send, status: int, body: Any, headers: Sequence[tuple[bytes, bytes]] = (), *, more: bool = False
 ) -> None:
     """A whole JSON answer; with `more` the connection stays open until `end`."""
-    data = orjson.dumps(body)
+    data = write(body)
     start = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": start})
     await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -57,7 +57,7 @@ class Reply:
             await self._error(response, tap)
         elif tap.content_type is not None:
             await self._restream(response, tap, tap.content_type)
-        elif prepared.asked.stream and _is_stream(response):
+        elif tap.streamed:
             await self._stream(response, tap)
         else:
             await self._whole(response, tap)
@@ -210,8 +210,3 @@ def _fault(error: ApiError | None) -> str | None:
     if error is None:
         return None
     return "upstream_timeout" if isinstance(error, UpstreamTimeout) else "upstream_closed"
-
-
-def _is_stream(response: UpstreamResponse) -> bool:
-    kind = names.first(response.headers, b"content-type").split(b";")[0].strip().lower()
-    return kind in (b"", b"text/event-stream")

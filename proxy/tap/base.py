@@ -20,6 +20,7 @@ class BaseTap:
 
     done = b""
     failed = False
+    streamed = False
     content_type: str | None = None
 
     def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None) -> None:

@@ -65,8 +65,9 @@ class Collector:
         self.prompt_ids: Ids | None = None
         self._usage: _Usage | None = None
         self._tokens = 0
+        self._rows = 0
         self._characters = 0
-        self._expected = min(prepared.prompts * prepared.n, MAX_CHOICES)
+        self.expected = min(prepared.prompts * prepared.n, MAX_CHOICES)
 
     def fault(self, code: str) -> None:
         """Remembers what the backend withheld or broke."""
@@ -96,13 +97,8 @@ class Collector:
             else:
                 record.text.append(text)
         expected = self._read_ids(record, fields.get("token_ids"))
-        logprobs = fields.get("logprobs")
         if self.prepared.ids_as_tokens:
-            if logprobs is not None and not is_null(logprobs):
-                if self._tokens <= MAX_TOKENS:
-                    record.claim.add(self.prepared.endpoint, logprobs, expected)
-            elif expected:
-                record.claim.skip(expected)
+            self._read_claim(record, fields.get("logprobs"), expected)
         prompt = fields.get("prompt_token_ids")
         if not is_null(prompt) and record.prompt_ids is None:
             record.prompt_ids = self._read_prompt(prompt)
@@ -112,12 +108,12 @@ class Collector:
     def finished(self) -> bool:
         """Whether every choice asked for has its finish reason."""
         ended = sum(record.finish_reason is not None for record in self.choices.values())
-        return ended >= self._expected
+        return ended >= self.expected
 
     def evidence(self, **meta: Any) -> list[Evidence]:
         """One Evidence per choice that began; a cleanly ended response accounts for every choice asked for."""
         clean = self.terminal and not ({"upstream_error", "invalid_json"} & self.faults.keys())
-        indices = set(range(self._expected)) if clean else {i for i, r in self.choices.items() if r.started}
+        indices = set(range(self.expected)) if clean else {i for i, r in self.choices.items() if r.started}
         usage = self._counted()
         return [self._evidence(index, usage, meta) for index in sorted(indices or {0})]
 
@@ -192,7 +188,7 @@ class Collector:
         if self.prompt_ids is not None:
             return self.prompt_ids
         first = index - index % self.prepared.n
-        for at in (index, *range(first, min(first + self.prepared.n, self._expected))):
+        for at in (index, *range(first, min(first + self.prepared.n, self.expected))):
             record = self.choices.get(at)
             if record is not None and record.prompt_ids is not None:
                 return record.prompt_ids
@@ -214,7 +210,7 @@ class Collector:
             at = _integer.decode(index) if index is not None else 0
         except UNREADABLE:
             at = -1
-        if not 0 <= at < self._expected:
+        if not 0 <= at < self.expected:
             self.fault("bad_ids")
             return None
         record = self.choices.get(at)
@@ -239,6 +235,19 @@ class Collector:
             return None
         record.ids += ids
         return len(ids)
+
+    def _read_claim(self, record: ChoiceRecord, logprobs: Raw | None, expected: int | None) -> None:
+        """Appends a choice's logprobs; rows that come without ids count against the same limit as ids."""
+        if self._tokens > MAX_TOKENS or self._rows > MAX_TOKENS:
+            self.fault("too_large")
+            return
+        before = record.claim.rows
+        if not is_null(logprobs):
+            assert logprobs is not None
+            record.claim.add(self.prepared.endpoint, logprobs, expected)
+        elif expected:
+            record.claim.skip(expected)
+        self._rows += record.claim.rows - before
 
     def _read_prompt(self, value: Raw | None) -> Ids | None:
         if value is None:

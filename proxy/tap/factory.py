@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.tap.restream import RestreamTap
-from proxy.tap.stream import StreamTap
+from proxy.tap.stream import StreamTap, UndeclaredTap
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared, Tap
 from proxy.tap.whole import PassTap, WholeTap
@@ -37,10 +37,9 @@ def open_tap(
     is_json = kind == "application/json" or kind.endswith("+json")
     if not 200 <= status < 300:
         return PassTap(prepared, json=is_json or not kind, max_bytes=max_line_bytes)
-    if prepared.upstream_stream:
-        if kind in ("", "text/event-stream"):
-            return StreamTap(prepared, model_name, tokenizer, max_line_bytes)
-        return PassTap(prepared, json=is_json, max_bytes=max_line_bytes)
-    if prepared.asked.stream:
+    if prepared.upstream_stream and not is_json:
+        kinds = StreamTap if kind in ("", "text/event-stream") else UndeclaredTap
+        return kinds(prepared, model_name, tokenizer, max_line_bytes)
+    if prepared.asked.stream and not prepared.upstream_stream:
         return RestreamTap(prepared, model_name, tokenizer, max_body_bytes)
     return WholeTap(prepared, model_name, tokenizer, max_body_bytes)

@@ -56,13 +56,16 @@ def read_value(data: bytes | Raw) -> Any:
 
 
 def write(value: Any) -> bytes:
-    """Compact JSON; Raw values are copied."""
-    return _encode(value)
+    """Compact JSON; Raw values are copied. Lone surrogates, which UTF-8 has no bytes for, are escaped."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _escaped(value)
 
 
 def raw(value: Any) -> Raw:
     """A value spelled as JSON."""
-    return Raw(_encode(value))
+    return Raw(write(value))
 
 
 def is_null(value: Raw | None) -> bool:
@@ -75,6 +78,16 @@ def _lenient(data: bytes | Raw) -> Any:
         return json.loads(bytes(data))
     except UNREADABLE:
         return None
+
+
+def _escaped(value: Any) -> bytes:
+    if isinstance(value, Raw):
+        return bytes(value)
+    if isinstance(value, dict):
+        return b"{" + b",".join(_escaped(name) + b":" + _escaped(item) for name, item in value.items()) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_escaped, value)) + b"]"
+    return json.dumps(value).encode() if isinstance(value, str) else _encode(value)
 
 
 def _raw_fields(value: dict[str, Any]) -> Object:

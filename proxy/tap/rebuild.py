@@ -8,6 +8,7 @@ logprob ties with the k-th, cannot be known; it is then taken to be inside.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from typing import Any
 
@@ -87,6 +88,45 @@ class Rebuilder:
         new: dict[str, Any] = {"text_offset": offsets, "tokens": tokens, "top_logprobs": tops}
         return raw({name: new.get(name, value) for name, value in fields.items()})
 
+    def salvaged(self, logprobs: Raw) -> Raw:
+        """Logprobs that neither of the above can read (`NaN`, a list that is none), as far as they go: never more
+        alternatives than asked for, and strings wherever ids can be read. Raises ValueError."""
+        fields = read_value(logprobs)
+        if not isinstance(fields, dict):
+            raise ValueError("logprobs are not an object")
+        for entry in _list(fields.get("content")):
+            if isinstance(entry, dict):
+                if self._count >= 0:
+                    entry["top_logprobs"] = _list(entry.get("top_logprobs"))[: self._count]
+                for one in (entry, *_list(entry.get("top_logprobs"))):
+                    self._name(one)
+        if "tokens" in fields:
+            fields["tokens"] = [self._text(token) for token in _list(fields["tokens"])]
+            fields["top_logprobs"] = [self._renamed(top) for top in _list(fields.get("top_logprobs"))]
+        return Raw(json.dumps(fields, separators=(",", ":")).encode())
+
+    def _renamed(self, top: Any) -> Any:
+        if not isinstance(top, dict):
+            return top
+        kept = list(top.items())
+        if self._count >= 0:
+            kept = kept[: max(1, self._count)]
+        return {self._text(token): value for token, value in kept}
+
+    def _name(self, entry: Any) -> None:
+        if isinstance(entry, dict) and isinstance(entry.get("token"), str):
+            text = self._text(entry["token"])
+            if text != entry["token"]:
+                entry["token"], entry["bytes"] = text, list(text.encode("utf-8", "replace"))
+
+    def _text(self, token: Any) -> Any:
+        if self._strings is None or not isinstance(token, str):
+            return token
+        try:
+            return self._strings.at(token_ids([token]), tuple(self._context))[0]
+        except (ValueError, OverflowError):
+            return token
+
     def _texts(self, named: list[str]) -> list[str]:
         assert self._strings is not None
         ids = token_ids(named)
@@ -103,6 +143,10 @@ class Rebuilder:
         last_inside = list(top.values())[self._count]
         inside = float(read_value(value)) >= float(read_value(last_inside))
         return self._count if inside else self._count + 1
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _fields(logprobs: Raw) -> Object:

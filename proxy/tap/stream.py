@@ -21,6 +21,8 @@ class StreamTap(BaseTap):
     usage chunk is not our doing and stays.
     """
 
+    streamed = True
+
     def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, max_line_bytes: int) -> None:
         super().__init__(prepared, model_name, strings)
         self._splitter = Splitter(max_line_bytes)
@@ -137,7 +139,8 @@ class StreamTap(BaseTap):
         if changed:
             top["choices"] = raw(kept)
         changed |= self.view.response(top)
-        if ended and not self._shows_usage and is_null(top.get("system_fingerprint")):
+        may_wait = ended and not self._shows_usage and len(self._held) < self.collector.expected
+        if may_wait and is_null(top.get("system_fingerprint")):
             self._held.append((event, top if changed else {}))
             self._dropped = True
             return b""
@@ -173,6 +176,23 @@ class StreamTap(BaseTap):
         self.failed = True
         self.collector.fault(fault)
         return self._release(None) + error_frame(fault)
+
+
+class UndeclaredTap(StreamTap):
+    """A stream under a content type that is not one of streams.
+
+    Clients look for events all the same, so a backend must not get past us by a header. Where not one event
+    came, it was some other page, which passes as it is.
+    """
+
+    def close(self, fault: str | None = None) -> bytes:
+        """As of a stream, if it was one."""
+        if self._closed or self.done or self._errored or self.failed or self.collector.choices:
+            return super().close(fault)
+        self._closed = self.failed = True
+        self.collector.fault(fault or "upstream_error")
+        rest = self._splitter.rest()
+        return b"" if rest is None else b"".join(rest.lines)
 
 
 def _ended(data: bytes) -> bytes:

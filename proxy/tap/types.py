@@ -62,6 +62,9 @@ class Tap(Protocol):
     failed: bool
     """The tap has given up (`line_too_long`, `too_large`): stop reading the backend, then `close()`."""
 
+    streamed: bool
+    """What `feed` returns goes to the client at once; otherwise there is one body, complete after `close`."""
+
     content_type: str | None
     """Content type for the client where it is not the backend's own (a re-streamed answer), else None."""
 

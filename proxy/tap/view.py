@@ -84,6 +84,9 @@ class View:
 
     def _choice(self, choice: Object) -> bool:
         changed = choice.pop("countersign", None) is not None
+        for name in ("message", "delta"):
+            if name in choice:
+                changed |= _without_verdict(choice, name)
         if not self._asked.token_ids:
             changed |= _hide(choice, "token_ids")
             if not self._chat:
@@ -99,12 +102,14 @@ class View:
         rebuilder = self._rebuilders.get(key)
         if rebuilder is None:
             rebuilder = self._rebuilders[key] = Rebuilder(self._asked.logprobs or 0, self._strings)
-        try:
-            logprobs = choice["logprobs"]
-            choice["logprobs"] = rebuilder.chat(logprobs) if self._chat else rebuilder.completions(logprobs)
-        except (*UNREADABLE, KeyError, TypeError, IndexError):
-            return False
-        return True
+        logprobs = choice["logprobs"]
+        for rebuild in (rebuilder.chat if self._chat else rebuilder.completions, rebuilder.salvaged):
+            try:
+                choice["logprobs"] = rebuild(logprobs)
+                return True
+            except (*UNREADABLE, KeyError, TypeError, IndexError):
+                continue
+        return False
 
     def _without_reasoning(self, choice: Object, delta: Raw | None, empty: bool) -> tuple[bool, bool, bool]:
         """A delta for a client that set `include_reasoning` to false: (shown, empty, changed).
@@ -150,6 +155,18 @@ def text_of(choice: Object, name: str) -> str:
         return _string.decode(choice["text"]) if "text" in choice else ""
     except UNREADABLE:
         return ""
+
+
+def _without_verdict(choice: Object, name: str) -> bool:
+    """Takes `countersign` out of a message or delta."""
+    text = bytes(choice[name])
+    if b"ountersign" not in text and b"\\u" not in text:
+        return False
+    fields = read_object(text)
+    if fields is None or fields.pop("countersign", None) is None:
+        return False
+    choice[name] = raw(fields)
+    return True
 
 
 def _hide(fields: Object, name: str) -> bool:

@@ -62,7 +62,7 @@ class WholeTap(BaseTap):
 
 
 class PassTap(BaseTap):
-    """An answer that carries no generation: an error status, or no event stream where one was asked for.
+    """An answer that carries no generation: one with an error status.
 
     It passes as it is. JSON is held until it is whole (up to `max_bytes`) so that nothing in it can pose as a
     verdict.

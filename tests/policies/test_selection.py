@@ -138,6 +138,48 @@ def test_parameters_that_are_not_replayed_are_named(changes: dict[str, Any], wor
     assert word in check.reason
 
 
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b'{"thinking_token_budget": 0}', "thinking_token_budget"),
+        (rb'{"thinking\u005ftoken_budget": 64}', "thinking_token_budget"),
+        (b'{"messages": [], "watermarking": true}', "watermarking"),
+    ],
+)
+def test_request_fields_that_force_tokens_or_change_the_noise_are_named(body: bytes, word: str) -> None:
+    # A reasoning budget makes vLLM write the end of the reasoning whatever was drawn.
+    wrong = reseeded(recorded.gpu("T1")[0], seed=1)
+    check = selection.check(dataclasses.replace(wrong, request=body))
+    assert check.result is Result.INCONCLUSIVE
+    assert check.by_request
+    assert word in check.reason
+    for other in (b"", b"{", b'"watermarking"', b'{"watermarking": false, "thinking_token_budget": null}'):
+        assert selection.check(dataclasses.replace(wrong, request=other)).result is Result.REJECT
+
+
+@pytest.mark.parametrize(
+    ("tokens", "edits", "result"),
+    [(512, 1, Result.REJECT), (520, 1, Result.INCONCLUSIVE), (520, 2, Result.REJECT), (4096, 2, Result.INCONCLUSIVE)],
+)
+def test_no_reject_is_stated_at_a_high_level(tokens: int, edits: int, result: Result) -> None:
+    ids = np.tile(np.arange(21, dtype=np.int32), (tokens, 1))
+    logprobs = np.tile(np.linspace(-1, -9, 21, dtype=np.float32), (tokens, 1))
+    for row in range(edits):
+        logprobs[row, :2] = logprobs[row, 1::-1]
+    answer = recorded.evidence(
+        np.arange(5), ids, logprobs, sampling=Sampling(temperature=0.0, max_tokens=tokens), runtime=recorded.GPU
+    )
+    check = selection.check(answer)
+    assert check.metrics["violations"] == edits
+    assert check.result is result
+    assert not check.by_request
+    if result is Result.REJECT:
+        assert check.level is not None
+        assert check.level <= selection.REJECT_LEVEL
+    else:
+        assert check.reason.startswith("few_violations")
+
+
 def test_what_cannot_be_tested_is_inconclusive_and_not_the_requests_doing() -> None:
     answer = recorded.gpu("T1")[0]
     none = np.zeros((0, 0))

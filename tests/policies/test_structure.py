@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,9 @@ def test_without_a_tokenizer_a_missing_claim_is_not_the_backends_doing() -> None
         ({"prompt_ids": np.array([recorded.VOCABULARY], np.int32)}, "bad_ids"),
         ({"usage": None}, "no_usage"),
         ({"finish_reason": None}, "bad_finish_reason"),
-        ({"finish_reason": "abort"}, "bad_finish_reason"),
+        ({"finish_reason": "content_filter"}, "bad_finish_reason"),
+        ({"finish_reason": "repetition"}, "bad_finish_reason"),
+        ({"finish_reason": "repetition", "request": b'{"repetition_detection":null}'}, "bad_finish_reason"),
         ({"claim_logprobs": ANSWER.claim_logprobs[:, :3]}, "bad_logprobs"),
     ],
 )
@@ -249,6 +252,58 @@ def test_an_answer_that_fills_the_context() -> None:
     check = structure.check(long)
     assert check.result is Result.INCONCLUSIVE
     assert check.reason.startswith("finish_undecided")
+
+
+def test_an_aborted_answer_is_inconclusive_and_its_prefix_still_checked() -> None:
+    # A vLLM server that is told to stop ends every request in flight like this.
+    cut = checked(ANSWER, finish_reason="abort", sampling=sampling(ANSWER, max_tokens=999))
+    assert cut.result is Result.INCONCLUSIVE
+    assert cut.reason.startswith("aborted")
+    assert_rejected(checked(ANSWER, finish_reason="abort", **claim(3, 1, logprob=0.001)), "positive_logprob")
+    nothing: dict[str, Any] = {
+        "output_ids": ANSWER.output_ids[:0],
+        "claim_ids": ANSWER.claim_ids[:0],
+        "claim_logprobs": ANSWER.claim_logprobs[:0],
+        "finish_reason": "abort",
+        "usage": Usage(37, 0, 37, 0),
+    }
+    assert checked(ANSWER, **nothing).result is Result.INCONCLUSIVE
+    faults = ("no_token_ids", "no_logprobs")
+    assert checked(ANSWER, **nothing, faults=faults).result is Result.INCONCLUSIVE
+    assert_withheld(checked(ANSWER, **nothing, faults=faults, text="words without ids"), "no_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "result"),
+    [
+        ((5, 7, 8, 7, 8, 7, 8), {"max_pattern_size": 4, "min_count": 3}, Result.PASS),
+        ((5, 6, 8, 8, 8), {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 3}, Result.PASS),
+        ((5, 7, 8, 7, 8, 7, 8), {"max_pattern_size": 4, "min_count": 4}, Result.REJECT),
+        ((5, 8, 8, 8, 8), {"max_pattern_size": 4, "min_pattern_size": 3, "min_count": 2}, Result.REJECT),
+        ((5, 6, 7), {"max_pattern_size": 0}, Result.REJECT),
+        ((5, 6, 7), {"max_pattern_size": 10**12, "min_count": 2}, Result.PASS),  # not looked for that far
+        ((5, 6, 7), "yes", Result.PASS),
+    ],
+)
+@pytest.mark.parametrize("reason", ["repetition", "tool_calls"])
+def test_an_answer_that_ends_for_repeating_itself(
+    ids: tuple[int, ...], asked: Any, result: Result, reason: str
+) -> None:
+    answer = dataclasses.replace(
+        ANSWER,
+        output_ids=np.array(ids, np.int32),
+        claim_ids=np.concatenate([np.array(ids, np.int32)[:, None], 100 + np.tile(np.arange(20), (len(ids), 1))], 1),
+        claim_logprobs=np.tile(np.linspace(-2.5, -9, 21), (len(ids), 1)),
+        request=json.dumps({"repetition_detection": asked}).encode(),
+        usage=Usage(37, len(ids), 37, len(ids)),
+        stop_reason="repetition_detected",
+    )
+    # A tool call in an unstreamed answer replaces the reason, so what ended it is not known.
+    expected = result if reason == "repetition" else Result.PASS
+    assert checked(answer, finish_reason=reason).result is expected
+    short = sampling(answer, min_tokens=50)
+    if reason == "repetition":
+        assert_rejected(checked(answer, finish_reason=reason, sampling=short), "finish_mismatch")
 
 
 def test_usage_spans_the_whole_response() -> None:

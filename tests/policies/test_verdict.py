@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,6 +122,17 @@ def test_choices_take_the_worst_word_and_the_worst_of_each_check(choices: list[t
         assert results.index(check.result) == min(map(results.index, others))
     assert set(whole.reasons) == {reason for verdict in verdicts for reason in verdict.reasons}
     assert over_choices(verdicts[:1]).word == verdicts[0].word
+
+
+def test_a_responses_level_covers_all_its_choices() -> None:
+    levels = (None, 2e-5, 1e-7, None)
+    checks = [Check("distance", Result.PASS if level is None else Result.REJECT, level=level) for level in levels]
+    (check,) = over_choices([combine([check], audited=True) for check in checks]).checks
+    assert check.level == pytest.approx(4e-7)
+    certain = Check("structure", Result.REJECT, level=0.0)
+    assert over_choices([combine([certain], audited=True)] * 9).checks[0].level == 0.0
+    weak = Check("selection", Result.REJECT, level=0.05)
+    assert over_choices([combine([weak], audited=True)] * 90).checks[0].level == 1.0
 
 
 def test_no_choices_are_unverified() -> None:

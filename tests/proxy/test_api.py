@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 import httpx
@@ -126,6 +127,15 @@ def test_health(rig: Rig) -> None:
     assert refused.headers["retry-after"] == "1"
     assert refused.headers["connection"] == "close"
     assert rig.http.get("/healthz").status_code == 200
+
+
+def test_nobody_waits_for_a_verdict_through_a_drain(rig: Rig) -> None:
+    rig.backend.script = [wire.whole(wire.BODY)]
+    id = rig.chat().headers["x-countersign-id"]
+    rig.proxy.drain.draining = True
+    start = time.monotonic()
+    assert rig.http.get(f"/v1/verifications/{id}?wait=9").json()["status"] == "pending"
+    assert time.monotonic() - start < 3
 
 
 def test_without_backends_not_ready(make_rig: Callable[..., Rig]) -> None:

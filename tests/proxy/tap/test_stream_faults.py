@@ -202,11 +202,18 @@ def test_error_status_passes(status: int) -> None:
     assert not tap.evidence()[0].complete
 
 
-@pytest.mark.parametrize("kind", ["text/html", "application/json", "application/octet-stream"])
-def test_other_content_types_pass(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("text/html", "upstream_error"),
+        ("application/octet-stream", "upstream_error"),
+        ("application/json", "invalid_json"),
+    ],
+)
+def test_other_content_types_pass(kind: str, fault: str) -> None:
     tap = open_tap(prepared(stream=True), "m", content_type=kind)
     assert run(tap, b"\x00 <html> data: \xff") == b"\x00 <html> data: \xff"
-    assert tap.evidence()[0].faults == ("upstream_error",)
+    assert tap.evidence()[0].faults == (fault,)
 
 
 def test_false_verdict_in_error_body_goes() -> None:
