@@ -202,7 +202,8 @@ def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stop
     if reason == "tool_calls" and stopped is False and full is False and repetition is None:
         return [rejected("finish_mismatch", "finished by a tool call, yet the last token ends no answer")]
     if reason in ("stop", "repetition") and len(evidence.output_ids) < evidence.sampling.min_tokens:
-        text = f"finished by {reason} after {len(evidence.output_ids)} tokens, at least {evidence.sampling.min_tokens} were asked for"
+        least, tokens = evidence.sampling.min_tokens, len(evidence.output_ids)
+        text = f"finished by {reason} after {tokens} tokens, at least {least} were asked for"
         return [rejected("finish_mismatch", text)]
     return []
 

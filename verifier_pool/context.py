@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policies.profile import Profile
-
 from policies.errors import ProfileError, SettingsError
+from policies.profile import Profile
 from policies.settings import Settings
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference

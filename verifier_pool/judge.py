@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from policies.profile import Profile
-
 from policies import distance, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Replay
+from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.verdict import combine, over_choices
 from verifier_pool.reference.base import Reference, ReplayRequest

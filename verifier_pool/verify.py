@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from policies.profile import Profile
-
 from policies import codec
 from policies.errors import CountersignError, EvidenceError
+from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
 from verifier_pool.context import open_references, read_profiles
 from verifier_pool.judge import judge

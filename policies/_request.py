@@ -1,0 +1,61 @@
+"""Fields of a request that bear on its answer and that `Sampling` has no room for.
+
+They are read from the body as it went to the backend, so they are the client's doing and never the backend's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from policies.evidence import Evidence, Ids
+
+LONGEST_PATTERN = 4096
+"""Tokens up to which a repeated pattern is looked for; a client may ask for any length."""
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """Fields of vLLM 0.32's requests, as JSON had them; None when absent.
+
+    Attributes:
+        thinking_token_budget: tokens of reasoning after which vLLM forces its end.
+        watermarking: turns on the engine's watermark, which draws by other noise.
+        repetition_detection: ends an answer that repeats itself, with finish reason `repetition`.
+    """
+
+    thinking_token_budget: Any = None
+    watermarking: Any = None
+    repetition_detection: Any = None
+
+
+_decoder = msgspec.json.Decoder(Extras)
+
+
+def extras(evidence: Evidence) -> Extras:
+    """The extra fields of the request; all None when it cannot be read."""
+    try:
+        return _decoder.decode(evidence.request)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return Extras()
+
+
+def repeats(ids: Ids, asked: Any) -> bool | None:
+    """Whether the answer ends in a pattern as often as `repetition_detection` asked for; None when undecided.
+
+    A pattern is `min_pattern_size` (at least 1) to `max_pattern_size` tokens long and stands `min_count` times in a
+    row at the end.
+    """
+    if not isinstance(asked, dict):
+        return None
+    least, most, times = (asked.get(name, 0) for name in ("min_pattern_size", "max_pattern_size", "min_count"))
+    if not all(isinstance(value, int) for value in (least, most, times)):
+        return None
+    if times < 2:
+        return False
+    for size in range(max(1, least), min(most, LONGEST_PATTERN, len(ids) // times) + 1):
+        tail = ids[-size * times :].reshape(times, size)
+        if bool(np.all(tail == tail[0])):
+            return True
+    return None if most > LONGEST_PATTERN else False
