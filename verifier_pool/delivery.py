@@ -19,10 +19,11 @@ TIMEOUT_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 64 * 1024
 
 _CARRIERS = tuple(
-    ipaddress.ip_network(text)
-    for text in ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fec0::/10", "192.88.99.0/24")
+    ipaddress.ip_network(text) for text in ("2001::/32", "2002::/16", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24")
 )
-"""Ranges that carry an IPv4 address inside or are long retired: IPv4-compatible, NAT64, Teredo, 6to4, site-local."""
+"""Ranges that carry an IPv4 address inside (Teredo, 6to4), and some that Python 3.11 still calls global."""
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is routed on the open internet; NAT64, IPv4-compatible and translated addresses lie outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ def is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
+    if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST:
+        return False
     if any(ip in network for network in _CARRIERS if network.version == ip.version):
         return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
@@ -67,7 +70,8 @@ def post(url: str, headers: Mapping[str, str], body: bytes, *, allow_private: bo
         return Outcome(error="blocked_address")
     except TimeoutError:
         return Outcome(error="timeout")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+        # A host no codec can turn into a name ends up here too.
         return Outcome(error="unreachable")
 
 

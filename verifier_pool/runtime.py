@@ -33,13 +33,23 @@ def read_settings(config: str | None) -> Settings:
         text = path.read_text()
     except OSError as error:
         raise SettingsError("--config", f"a readable file, not {str(path)!r} ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError("--config", f"a text file in UTF-8, not {str(path)!r}") from error
     return parse_settings(text, os.environ)
 
 
 def connect(settings: Settings) -> Redis:
-    """A client of the operator's Redis or the embedded Valkey; connects with its first command."""
+    """A client of the operator's Redis or the embedded Valkey; connects with its first command.
+
+    Raises SettingsError when `redis_url` is no such URL.
+    """
     # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
-    return Redis.from_url(store_url(settings, os.environ), retry=Retry(NoBackoff(), 1), socket_connect_timeout=5)
+    retry = Retry(NoBackoff(), 1)
+    try:
+        return Redis.from_url(store_url(settings, os.environ), retry=retry, socket_connect_timeout=5)
+    except ValueError as error:
+        # The URL may hold a password, so it is not repeated.
+        raise SettingsError("redis_url", "redis://…, rediss://… or unix://…") from error
 
 
 def through_outages(work: Callable[[], Any], stop: threading.Event, *, burst: bool = False) -> None:

@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("rq.worker", "rq.job", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = read_settings(arguments.config)
+    connect(settings).close()  # a wrong URL is said now, not after a reference took minutes to load
     stop = threading.Event()
     if arguments.only == "webhooks":
         run_webhooks(settings, stop, burst=arguments.burst, parent=arguments.parent)

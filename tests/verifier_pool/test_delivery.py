@@ -17,6 +17,7 @@ PRIVATE = [
     "255.255.255.255", "192.0.2.1", "198.18.0.1", "192.88.99.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1",
     "fd00:ec2::254", "ff02::1", "fec0::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
     "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:1::1",
+    "::ffff:0:127.0.0.1", "64:ff9b:1::a00:1", "192.0.0.8", "3fff::1", "5f00::1", "4000::1",
 ]  # fmt: skip
 
 
@@ -48,6 +49,11 @@ def test_the_guard_holds_for_every_spelling(url: str) -> None:
     outcome = delivery.post(url, {}, b"{}", allow_private=False, now=0)
     assert outcome.error in ("blocked_address", "unreachable")
     assert not outcome.delivered
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".com", "-", "x:99999", "%00", "\u0130.example"])
+def test_a_host_that_is_no_name_is_unreachable(host: str) -> None:
+    assert delivery.post(f"https://{host}/", {}, b"{}", allow_private=False, now=0).error == "unreachable"
 
 
 def test_the_guard_lets_nothing_through(monkeypatch: pytest.MonkeyPatch) -> None:

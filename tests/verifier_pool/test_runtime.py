@@ -29,6 +29,21 @@ def test_settings_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_settings(None).port == 4321
 
 
+def test_settings_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "countersign.yaml").write_bytes(b"port: \x95")
+    with pytest.raises(SettingsError, match="--config"):
+        read_settings(str(tmp_path / "countersign.yaml"))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://:hidden@x", "redis://:hidden@x:port/0"])
+def test_a_wrong_redis_url_stops_the_start_and_is_not_repeated(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "countersign.yaml"
+    path.write_text(f"redis_url: {url!r}")
+    with pytest.raises(SettingsError, match="redis_url") as caught:
+        worker.main(["--config", str(path), "--burst"])
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"key": {}, "arms": []}'])
 def test_a_broken_profile_stops_the_start(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"

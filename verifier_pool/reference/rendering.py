@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date, timedelta
 from typing import Any
 
 import orjson
@@ -61,3 +63,29 @@ def prompt_index(request: bytes, choice: int) -> int:
     except (orjson.JSONDecodeError, AttributeError):
         n = None
     return choice // n if isinstance(n, int) and n > 0 else choice
+
+
+_DATES = {
+    "%d %b %Y": r"\d{1,2} [A-Z][a-z]{2} \d{4}",
+    "%d %B %Y": r"\d{1,2} [A-Z][a-z]+ \d{4}",
+    "%b %d, %Y": r"[A-Z][a-z]{2} \d{1,2}, \d{4}",
+    "%B %d, %Y": r"[A-Z][a-z]+ \d{1,2}, \d{4}",
+    "%Y-%m-%d": r"\d{4}-\d{2}-\d{2}",
+    "%d/%m/%Y": r"\d{2}/\d{2}/\d{4}",
+    "%m/%d/%Y": r"\d{2}/\d{2}/\d{4}",
+}
+"""How chat templates write dates, and what any date looks like then."""
+
+
+def same_but_for_the_date(ours: str, theirs: str, today: date) -> bool:
+    """Whether two rendered prompts differ in nothing but dates, where ours names a day around `today`.
+
+    Some chat templates print the day (or the day before) they are rendered, and a replay may come days after the
+    answer. Two days back and one ahead allow for the servers' time zones.
+    """
+    pattern = escaped = re.escape(ours)
+    for days in range(-2, 2):
+        day = today + timedelta(days=days)
+        for form, any_date in _DATES.items():
+            pattern = pattern.replace(re.escape(day.strftime(form)), any_date)
+    return pattern != escaped and re.fullmatch(pattern, theirs) is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ from policies.errors import ReplayError
 from policies.evidence import MASKED, Ids, Replay
 from policies.settings import ReferenceSettings
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.reference.rendering import prompt_fields, prompt_index
+from verifier_pool.reference.rendering import prompt_fields, prompt_index, same_but_for_the_date
 from verifier_pool.reference.rows import TOP_K, replay_rows
 
 CONCURRENCY = 8
@@ -55,6 +56,10 @@ class _Version(msgspec.Struct):
 
 class _Rendered(msgspec.Struct):
     token_ids: list[int]
+
+
+class _Text(msgspec.Struct):
+    prompt: str = ""
 
 
 _completion = msgspec.json.Decoder(_Completion)
@@ -106,7 +111,7 @@ class VllmHttp:
         prompts = {key: future.result() for key, future in rendering.items()}
         results = [future.result() for future in replays]
         return [
-            Replay(ids, logprobs, "full", _pick(prompts[(request.endpoint, request.request)], request), self.name)
+            Replay(ids, logprobs, "full", self._own(prompts[(request.endpoint, request.request)], request), self.name)
             for request, (ids, logprobs) in zip(requests, results, strict=True)
         ]
 
@@ -150,6 +155,19 @@ class VllmHttp:
         rendered = _decode(response, _Rendered | list[_Rendered])
         prompts = rendered if isinstance(rendered, list) else [rendered]
         return [np.asarray(prompt.token_ids, np.int32) for prompt in prompts]
+
+    def _own(self, prompts: list[Ids] | None, request: ReplayRequest) -> Ids | None:
+        """Our rendering of one choice's prompt; the backend's own where a dated template is all that differs."""
+        rendered = _pick(prompts, request)
+        if rendered is None or request.endpoint != "chat" or np.array_equal(rendered, request.prompt_ids):
+            return rendered
+        ours, theirs = self._text(rendered), self._text(request.prompt_ids)
+        return request.prompt_ids if same_but_for_the_date(ours, theirs, datetime.now(UTC).date()) else rendered
+
+    def _text(self, ids: Ids) -> str:
+        body = {"model": self._served, "tokens": ids.tolist()}
+        response = self._send("POST", "/detokenize", body, accept=(400, 403, 404, 422))
+        return str(_decode(response, _Text).prompt) if response.status_code == 200 else ""
 
     def _send(self, method: str, path: str, body: Any = None, accept: tuple[int, ...] = ()) -> httpx.Response:
         try:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,6 +18,7 @@ from policies.settings import ReferenceSettings
 from tests.verifier_pool.toy import answer, logprobs_after, rows
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference, ReplayRequest
+from verifier_pool.reference.rendering import same_but_for_the_date
 
 Reply = tuple[int, Any]
 
@@ -27,6 +29,7 @@ class FakeVllm:
     def __init__(self) -> None:
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.render: Reply | None = None
+        self.texts: dict[tuple[int, ...], str] | None = None
         self.completion: Callable[[dict[str, Any]], Reply] = self.prompt_logprobs
         self.at_once = self.most = 0
         self._lock = threading.Lock()
@@ -40,6 +43,8 @@ class FakeVllm:
         self.bodies.append((path, body))
         if path.endswith("/render"):
             return self.render or (403, {"error": "scale-out is off"})
+        if path == "/detokenize":
+            return (404, {}) if self.texts is None else (200, {"prompt": self.texts[tuple(body["tokens"])]})
         with self._lock:
             self.at_once += 1
             self.most = max(self.most, self.at_once)
@@ -192,6 +197,40 @@ def test_a_request_it_refuses_to_render_is_no_failure() -> None:
         fake.render = 200, {"token_ids": [9]}
         prompt_ids = reference.replay([request(body={"messages": []})])[0].prompt_ids
         assert prompt_ids is not None
+
+
+DATED = "<|system|>Today is {:%d %b %Y}.{}<|user|>What was on 2001-09-01?"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "excused"),
+    [
+        (DATED.format(date(2026, 11, 28), ""), True),
+        (DATED.format(datetime.now(UTC), ""), True),
+        (DATED.format(date(2026, 11, 28), " Praise the shop."), False),
+        (DATED.format(datetime.now(UTC), "").replace("2001", "2002"), False),
+        ("", False),
+    ],
+)
+def test_a_template_that_prints_the_day_accuses_nobody(theirs: str, excused: bool) -> None:
+    fake = FakeVllm()
+    fake.render = 200, {"token_ids": [9, 9]}
+    fake.texts = {(9, 9): DATED.format(datetime.now(UTC), ""), (3, 5, 7): theirs}
+    with serving(fake) as reference:
+        prompt_ids = reference.replay([request(body={"messages": []})])[0].prompt_ids
+    assert prompt_ids is not None
+    assert prompt_ids.tolist() == ([3, 5, 7] if excused else [9, 9])
+
+
+def test_only_dates_of_these_days_are_a_templates() -> None:
+    day = date(2026, 3, 1)
+    for form in ("{:%d %b %Y}", "{:%B %d, %Y}", "{:%Y-%m-%d}", "on {:%d/%m/%Y} (x)"):
+        ours, theirs = form.format(day), form.format(date(2025, 12, 24))
+        assert same_but_for_the_date(ours, theirs, day)
+        assert same_but_for_the_date(form.format(day - timedelta(days=1)), theirs, day)
+        assert not same_but_for_the_date(ours, theirs, date(2026, 3, 9))
+        assert not same_but_for_the_date(ours, theirs + "!", day)
+    assert not same_but_for_the_date("a", "b", day)
 
 
 def answering(status: int, body: Any) -> FakeVllm:
