@@ -109,12 +109,11 @@ def check_of(verification: dict[str, Any], name: str) -> dict[str, Any]:
 def settings(
     models: DemoModels, vllm: str, redis_url: str, folder: Path, ports: list[int], hook: str
 ) -> dict[str, Any]:
-    """The demo's settings with the cheats as backends, and the same vLLM server as the reference."""
+    """The demo's settings, its reference engine included, with the cheats as backends."""
     urls = {HONEST: vllm} | {name: f"http://127.0.0.1:{port}" for name, port in zip(CHEATS, ports[1:], strict=True)}
     tree = layout.configuration(models, urls, port=ports[0], store=folder / "store", profile=folder / "profile.json")
     del tree["embedded_dir"]
     tree["redis_url"] = redis_url
-    tree["models"][servers.MODEL]["reference"] = {"kind": "vllm_http", "url": vllm, "served_model": servers.MODEL}
     tree["webhook"] = {"url": hook, "secret": SECRET, "allow_private": True}
     return tree
 
@@ -129,17 +128,19 @@ def running(models: DemoModels, vllm: str, redis_url: str, folder: Path) -> Iter
         for name, port in zip(CHEATS, ports[1:], strict=True):
             children.start(name, [*COUNTERSIGN, "attack", name, "--port", str(port), "--upstream", vllm])
         calibrate = ["calibrate", "--config", str(config), "--backend", HONEST, *CALIBRATION]
-        child = children.start("calibrate", [*COUNTERSIGN, *calibrate, "--output", str(folder / "profile.json")])
+        output = ["--output", str(folder / "profile.json")]
+        engine = servers.environment(engines=2)
+        child = children.start("calibrate", [*COUNTERSIGN, *calibrate, *output], engine)
         children.finish(child, 400, lambda line: None)
         children.start("proxy", [*COUNTERSIGN, "serve", "--config", str(config)])
-        worker = children.start("worker", [*COUNTERSIGN, "worker", "--config", str(config)])
+        worker = children.start("worker", [*COUNTERSIGN, "worker", "--config", str(config)], engine)
         url = f"http://127.0.0.1:{ports[0]}"
         ready = {
             "the proxy": answers(url + "/readyz"),
             "the worker": lambda: "ready: taking verifications" in worker.log.read_text(),
             "the cheats": answers(f"http://127.0.0.1:{ports[-1]}/v1/models"),
         }
-        children.wait(ready, 60, lambda missing: None)
+        children.wait(ready, 300, lambda missing: None)
         product = Product(url, webhooks)
         try:
             yield product

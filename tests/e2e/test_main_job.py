@@ -1,7 +1,7 @@
 """The main job on real parts: a real vLLM server, a real Valkey, proxy and worker as processes, the openai SDK.
 
-Slow: the server takes half a minute to start, calibration asks for 40 answers, and a CPU gives some 40 tokens a
-second. The vLLM server is also the reference (over HTTP): a replay is a prefill, the answer was decoded.
+Slow: the server and twice the reference engine take half a minute each to start, calibration asks for 40 answers,
+and a CPU gives some 40 tokens a second.
 """
 
 from __future__ import annotations
