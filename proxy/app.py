@@ -12,11 +12,12 @@ from policies.settings import Settings
 from proxy.api import errors, routes
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.relay.exchange import PATHS
-from proxy.services import Drain, Services, load_tokenizers
+from proxy.services import Drain, Services, check_addresses, load_tokenizers
 
 
 def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -> FastAPI:
     """The proxy as an ASGI application; its services live as long as its lifespan. Raises SettingsError."""
+    check_addresses(settings, redis_url)
     tokenizers = load_tokenizers(settings)
 
     @asynccontextmanager

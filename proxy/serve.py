@@ -35,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parser().parse_args(argv)
     settings = load_settings(arguments.config)
+    if arguments.port is not None and not 0 <= arguments.port < 65536:
+        raise SettingsError("port", f"a number from 0 to 65535, not {arguments.port}")
     if arguments.host is not None or arguments.port is not None:
         given = {"host": arguments.host, "port": arguments.port}
         settings = settings.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -100,10 +102,11 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
 
 def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None:
     drain = Drain()
+    app = create_app(settings, redis_url, drain)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
-    _Server(uvicorn_config(create_app(settings, redis_url, drain)), drain).run(sockets=[listening])
+    _Server(uvicorn_config(app), drain).run(sockets=[listening])
 
 
 def _bind(settings: Settings) -> socket.socket:

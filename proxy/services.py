@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from redis import Redis
+from yarl import URL
 
 from policies.errors import SettingsError
 from policies.settings import Settings
@@ -16,6 +20,8 @@ from proxy.recorder import Recorder
 from proxy.relay.transport import AiohttpTransport, Transport
 from proxy.store import Store
 from proxy.tap import TokenStrings
+
+_HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 
 
 @dataclass(slots=True)
@@ -69,6 +75,27 @@ class Services:
         await self.store.close()
         await self.transport.close()
         self.metrics.close()
+
+
+def check_addresses(settings: Settings, redis_url: str) -> None:
+    """Whether Redis and every backend can be addressed at all, which else only requests would find out.
+
+    Raises SettingsError.
+    """
+    try:
+        with Redis.from_url(redis_url) as client:
+            client.connection_pool.make_connection()
+    except (ValueError, TypeError) as error:
+        raise SettingsError("redis_url", "redis://…, rediss://… or unix://…, with options redis-py knows") from error
+    for at, backend in enumerate(settings.backends):
+        try:
+            host = URL(backend.url).host
+        except ValueError:
+            host = None
+        if not host:
+            raise SettingsError(f"backends.{at}.url", "an http:// or https:// address with a host")
+        if backend.api_key is not None and not _HEADER_TEXT.fullmatch(backend.api_key.get_secret_value()):
+            raise SettingsError(f"backends.{at}.api_key", "printable ASCII without spaces")
 
 
 def load_tokenizers(settings: Settings) -> dict[str, TokenStrings]:

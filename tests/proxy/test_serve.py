@@ -22,7 +22,9 @@ import redis
 import yaml
 
 from policies.errors import CountersignError, SettingsError
+from policies.settings import Settings
 from proxy import serve
+from proxy.app import create_app
 from proxy.embedded import EmbeddedValkey
 from tests.proxy.conftest import CHAT
 from tests.support import wire
@@ -180,6 +182,42 @@ def test_bad_settings_name_the_key(start: Start, settings: dict[str, Any], key: 
     assert serving.wait() == 3
     assert f"setting {key!r}" in serving.lines[-1]
     assert not any("Traceback" in line for line in serving.lines)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "redis://127.0.0.1:port", "redis://127.0.0.1:70000000/x", "redis://h/?no=1"]
+)
+def test_impossible_redis_urls(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        create_app(Settings(), url)
+    assert caught.value.key == "redis_url"
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"url": "http://[bad"}, "backends.0.url"),
+        ({"url": "http://"}, "backends.0.url"),
+        ({"url": "http://h:port"}, "backends.0.url"),
+        ({"api_key": "a\nx-evil: 1"}, "backends.0.api_key"),
+        ({"api_key": "schlüssel"}, "backends.0.api_key"),
+    ],
+)
+def test_backends_nobody_can_reach(fields: dict[str, str], key: str) -> None:
+    backend = {"name": "b", "url": "http://127.0.0.1:9", "model": "m"} | fields
+    with pytest.raises(SettingsError) as caught:
+        create_app(Settings.model_validate({"models": {"m": {}}, "backends": [backend]}), "redis://127.0.0.1")
+    assert caught.value.key == key
+    assert "evil" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "70000"])
+def test_a_port_that_is_none(port: str, tmp_path: Path) -> None:
+    config = tmp_path / "countersign.yaml"
+    config.touch()
+    with pytest.raises(SettingsError) as caught:
+        serve.main(["--config", str(config), "--port", port])
+    assert caught.value.key == "port"
 
 
 def test_no_settings_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
