@@ -229,7 +229,7 @@ def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
     try:
         tree = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise SettingsError("countersign.yaml", f"not valid YAML ({error})") from error
+        raise SettingsError("countersign.yaml", _yaml_problem(error)) from error
     if not isinstance(tree, dict):
         raise SettingsError("countersign.yaml", "expected a mapping of settings")
     for name in sorted(environ):
@@ -248,7 +248,14 @@ def _check_yaml(name: str, value: str) -> None:
     try:
         yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise SettingsError(name, f"not valid YAML ({error})") from error
+        raise SettingsError(name, _yaml_problem(error)) from error
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the line itself, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return f"not valid YAML{where}"
 
 
 def _override(tree: dict[str, Any], name: str, value: str) -> None:

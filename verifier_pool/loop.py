@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,12 @@ class Loop(SimpleWorker):
         super().handle_job_failure(job, queue, *args, **kwargs)
         if not job.should_retry and job.get_status(refresh=False) == JobStatus.FAILED:
             self._on_failed(job.id, "job_failed")
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        """Logs where it went wrong, without the message: an engine's may quote the prompt."""
+        kind, error, trace = exc_info
+        logger.error("job %s raised %s\n%s", job.id, kind.__name__, "".join(traceback.format_tb(trace)).rstrip())
+        self._on_exception(job, kind, error, trace)
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         return self.patience

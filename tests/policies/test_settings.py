@@ -87,6 +87,14 @@ def test_secrets_stay_out_of_error_messages() -> None:
     assert "canary" not in str(caught.value)
 
 
+def test_secrets_stay_out_of_yaml_errors() -> None:
+    with pytest.raises(SettingsError, match="line 2") as caught:
+        parse_settings("port: 1\nredis_url: [canary: }", {})
+    with pytest.raises(SettingsError, match="COUNTERSIGN_REDIS_URL") as other:
+        parse_settings("", {"COUNTERSIGN_REDIS_URL": "[canary: }"})
+    assert "canary" not in str(caught.value) + str(other.value)
+
+
 def test_redis_is_the_operators_or_a_socket_in_the_state_folder() -> None:
     assert store_url(parse_settings("redis_url: redis://r", {}), {}) == "redis://r"
     assert store_url(parse_settings("", {}), {"HOME": "/h"}) == "unix:///h/.local/state/countersign/valkey.sock"

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import zstandard
 from redis import Redis
 from rq import Queue
 from rq.job import Job
@@ -38,6 +40,39 @@ def test_recorded_evidence_becomes_a_verdict(redis: Redis, valkey_url: str) -> N
     assert verification["owner"] == "0" * 64
     assert redis.zcard(OPEN) == 0
     assert reference.batches == [1]
+
+
+CANARY = "CANARY-of-a-prompt"
+
+
+def spilling(_requests: object) -> None:
+    raise RuntimeError(f"cannot replay {CANARY}")
+
+
+@pytest.mark.parametrize("trouble", [None, failing("timeout"), failing("refused"), spilling])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_logs_hold_nothing_of_what_was_said(
+    redis: Redis,
+    valkey_url: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    trouble: Callable[..., None] | None,
+    damaged: bool,
+) -> None:
+    rules = settings(valkey_url)
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=20, stop=(CANARY,), bad_words=(CANARY,))
+    evidence = answer(request=f'{{"messages":["{CANARY}"]}}'.encode(), text=CANARY, sampling=sampling)
+    packed = zstandard.compress(CANARY.encode()) if damaged else None
+    loop = rig.worker(redis, rules, {"toy": ToyReference(trouble)})
+    # As the worker sets them.
+    for name in ("rq.worker", "rq.job"):
+        caplog.set_level("WARNING", name)
+    caplog.set_level("DEBUG")
+    id = rig.submit(redis, rules, [evidence], packed)
+    loop.serve(burst=True)
+    shown = capfd.readouterr()
+    assert CANARY not in caplog.text + shown.out + shown.err
+    assert CANARY not in str(context.current().store.verdict(id))
 
 
 def test_without_a_reference_only_the_cpu_checks_run(redis: Redis, valkey_url: str) -> None:
