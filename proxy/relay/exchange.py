@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
 from starlette.types import Send
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 _CLIENT_LEFT_STATUS = 499
+_LARGE = 256 * 1024
 
 
 class Exchange:
@@ -75,7 +77,7 @@ class Exchange:
             if backend.full:
                 continue
             with backend.serving():
-                prepared = self._prepare(backend)
+                prepared = await self._prepare(backend)
                 await self._record.open(backend.settings, prepared)
                 try:
                     response = await self._reach(backend, prepared)
@@ -91,9 +93,11 @@ class Exchange:
                 return
         raise failure
 
-    def _prepare(self, backend: Backend) -> Prepared:
+    async def _prepare(self, backend: Backend) -> Prepared:
         model = self._services.settings.models[self._generation.model]
-        return prepare(self._generation.endpoint, self._body, model, backend.settings, seed=self._seed)
+        work = partial(prepare, self._generation.endpoint, self._body, model, backend.settings, seed=self._seed)
+        # Megabytes of JSON take a second to read, in which nobody else's stream may stand still.
+        return await asyncio.to_thread(work) if len(self._body) > _LARGE else work()
 
     async def _reach(self, backend: Backend, prepared: Prepared) -> UpstreamResponse:
         request = UpstreamRequest(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 import zstandard
 
+from proxy.tap import prepare
+from proxy.tap.types import Prepared
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
@@ -371,3 +377,21 @@ def test_limits_on_concurrency(backend: FakeBackend, make_rig: Callable[..., Rig
         assert refused.headers["retry-after"] == "1"
         response.read()
     assert rig.chat(stream=True).status_code == 200
+
+
+def test_a_large_body_holds_up_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, done = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Prepared:
+        reading.set()
+        assert done.wait(5)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr("proxy.relay.exchange.prepare", slow)
+    rig.backend.script = [wire.whole(wire.BODY)]
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(rig.chat, padding="x" * 300_000)
+        assert reading.wait(5)
+        assert httpx.get(f"{rig.proxy.url}/healthz", timeout=3).status_code == 200
+        done.set()
+        assert large.result().status_code == 200
