@@ -61,7 +61,7 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     precision: bytes
     stream: bool
     created: float
-    request: bytes
+    request: bytes | None
     prompt_ids: bytes
     output_ids: bytes
     claim: PackedClaim

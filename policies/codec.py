@@ -66,7 +66,7 @@ def unpack(data: bytes) -> list[Evidence]:
         record = _decoder.decode(raw)
         if record.v != VERSION:
             raise EvidenceError(f"evidence of version {record.v}, this is version {VERSION}")
-        return [_evidence(choice) for choice in record.choices]
+        return _evidences(record.choices)
     except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise EvidenceError(f"evidence cannot be read back: {error}") from error
 
@@ -87,9 +87,25 @@ def bytes_per_token(evidence: Evidence) -> float:
 
 def _encode(choices: Sequence[Evidence]) -> bytes:
     try:
-        return _encoder.encode(Record(VERSION, [_choice(evidence) for evidence in choices]))
+        return _encoder.encode(Record(VERSION, _packed_choices(choices)))
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise EvidenceError(f"evidence cannot be written: {error}") from error
+
+
+def _packed_choices(choices: Sequence[Evidence]) -> list[PackedChoice]:
+    """The request is packed once, not with every choice: it may be megabytes, and the choices a hundred."""
+    packed = [_choice(evidence) for evidence in choices]
+    for index in range(len(choices) - 1, 0, -1):
+        if choices[index].request == choices[index - 1].request:
+            packed[index].request = None
+    return packed
+
+
+def _evidences(packed: Sequence[PackedChoice]) -> list[Evidence]:
+    request: bytes | None = None
+    for choice in packed:
+        request = choice.request = request if choice.request is None else choice.request
+    return [_evidence(choice) for choice in packed]
 
 
 def _choice(evidence: Evidence) -> PackedChoice:
@@ -146,7 +162,7 @@ def _evidence(choice: PackedChoice) -> Evidence:
         precision=_text(choice.precision),
         stream=choice.stream,
         created=choice.created,
-        request=choice.request,
+        request=choice.request or b"",
         prompt_ids=_ids(choice.prompt_ids),
         output_ids=_ids(choice.output_ids),
         claim_ids=claim_ids,

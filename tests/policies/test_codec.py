@@ -255,3 +255,12 @@ def test_integers_beyond_64_bits_are_clipped() -> None:
     back = codec.unpack(codec.pack([Evidence("", "chat", "", "", Sampling(), usage=usage, stop_reason=10**40)]))[0]
     assert back.usage == Usage(2**63 - 1, -(2**63), 3, 4)
     assert back.stop_reason == 2**63 - 1
+
+
+def test_a_large_request_is_packed_once_whatever_the_number_of_choices() -> None:
+    body = bytes(np.random.default_rng(0).integers(0, 256, 50_000, dtype=np.uint8))
+    choice = Evidence(id="0" * 32, endpoint="chat", backend="b", model="m", sampling=Sampling(), request=body)
+    choices = [dataclasses.replace(choice, index=index) for index in range(20)]
+    packed = codec.pack([*choices, dataclasses.replace(choice, index=20, request=b"another")])
+    assert len(packed) < 2 * len(body)
+    assert [found.request for found in codec.unpack(packed)] == [body] * 20 + [b"another"]
