@@ -1,6 +1,7 @@
 """A claim and a replay of the same tokens, set side by side, one value per position.
 
-Shapes: G positions; W and X entries per row of claim and replay. Logprobs are nats. Formulas: lmcv.md §5.
+Shapes: G positions; W and X entries per row of claim and replay. Logprobs are nats. Formulas: LMCV
+(TrueOpen/lmcv-experiments, 2026).
 """
 
 from __future__ import annotations

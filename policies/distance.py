@@ -5,7 +5,7 @@ more than the kernels, batches and chunks the profile was measured over. Honest 
 prefill often agree bit for bit for a while (or throughout, at another batch size) and then drift at a level that is
 a property of precision and kernels, almost whatever the text. So the deciding metrics are means over the positions
 that drift at all (`drift_…`, over at least 16), which leaves them alone by how many do; the metrics over all
-positions (lmcv.md §5) are reported beside them.
+positions (those of LMCV, TrueOpen/lmcv-experiments, 2026) are reported beside them.
 
 `drift_topk` is the sharpest: the mean |Δ| over all listed ids of a position hears twenty logits where the emitted
 token is one, and a peaked distribution mutes only the latter. SmolLM2 on a CPU, 64 tokens: honest 0.056 ± 12 %,

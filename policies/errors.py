@@ -1,4 +1,4 @@
-"""Every error Countersign raises on purpose.
+"""The errors that rooms share; a room's own derive from these.
 
 CountersignError
 ├── SettingsError        a setting is missing or wrong; names the key; exit code 3

@@ -95,6 +95,7 @@ class Evidence:
 
     Attributes:
         id: 32 hex digits, ours, shared by all choices of one response.
+        stream: the backend was asked to stream, which it is not where `buffer` re-streams its answer.
         request: the JSON body as it went to the backend.
         prompt_ids: int32 (P,), as the backend reports them; empty when it did not.
         output_ids: int32 (G,).

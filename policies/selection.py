@@ -7,6 +7,8 @@ among them; at T = 0 it attains the largest claimed logprob. Both hold exactly, 
 calibration and no reference is needed. Measured on vLLM 0.32: 0 violations in 22,805 honest tokens, against
 37–62 % with the seed off by one and 1–9 % when the claim comes from a second pass of the true model.
 
+The margin is Token-DiFR's (arXiv 2511.20621) with the claim in place of a replay, which makes its null exact.
+
 The null says nothing of the model itself: a cheap model that reports its own logprobs passes, and `distance`
 must find it.
 """
@@ -28,14 +30,14 @@ from policies.evidence import MASKED, Evidence
 
 NAME = "selection"
 MARGIN_TOLERANCE = 1e-3
-"""Gumbel units by which a sampled token may lose at T > 0: fp32 noise and sums (verification.md §2.2)."""
+"""Gumbel units by which a sampled token may lose at T > 0: fp32 noise and sums."""
 LOGPROB_ROUNDING = 1e-5
 """Nats by which an fp32 logprob may be off; divided by T it joins the tolerance."""
 ARGMAX_TOLERANCE = 1e-6
 """Nats by which a sampled token may lie under the claimed maximum at T = 0; ties are exact."""
 CONTAMINATION = 1e-4
 """Rate per token at which an honest backend is taken to violate anyway (faults, unknown corner cases); the
-level of a reject is computed under it (verification.md §2.11)."""
+level of a reject is computed under it."""
 REJECT_LEVEL = 0.05
 """No reject is stated at a higher level: one violation rejects up to 512 tokens, two up to 3,500. Fewer than that in
 a long answer are inconclusive."""

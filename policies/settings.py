@@ -102,7 +102,7 @@ class ModelSettings(_Section):
         max_model_len: longest prompt plus answer, in tokens.
         generation_config: the declared model's `generation_config.json`, whose defaults vLLM would apply.
         eos_token_ids: tokens that end an answer.
-        layers, experts, experts_per_token, dense_layers: set for mixture-of-experts models.
+        experts: number of experts of a mixture-of-experts model; verdicts then say how far routing was checked.
         profile: file with the calibrated null distributions.
     """
 
@@ -111,10 +111,7 @@ class ModelSettings(_Section):
     max_model_len: int | None = Field(None, gt=0)
     generation_config: dict[str, Any] = Field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
-    layers: int | None = None
-    experts: int | None = None
-    experts_per_token: int | None = None
-    dense_layers: tuple[int, ...] = ()
+    experts: int | None = Field(None, gt=0)
     profile: str | None = None
     reference: ReferenceSettings | None = None
 
@@ -156,7 +153,10 @@ class TimeoutSettings(_Section):
 
 
 class VerificationSettings(_Section):
-    """How verdicts reach clients. `inline_wait` is in seconds, TTLs too."""
+    """How verdicts reach clients. `inline_wait` is in seconds, TTLs too.
+
+    `on_reject: block` turns a rejected answer into a 502, only where it is inline and not streamed.
+    """
 
     mode: Literal["async", "inline"] = "async"
     on_reject: Literal["annotate", "block"] = "annotate"

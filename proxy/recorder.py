@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import orjson
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -21,9 +20,10 @@ from rq.serializers import JSONSerializer
 from policies import codec
 from policies.evidence import Evidence
 from policies.settings import Settings
+from policies.verification import encode, unverified
+from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
-from proxy.verification import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation, unverified
 from verifier_pool.queue import (
     OPEN,
     PREFIX,
@@ -188,12 +188,12 @@ class Recorder:
 
     def _decide(self, generation: Generation, reason: str) -> None:
         """Write `unverified` unless somebody decided already."""
-        document = unverified(generation.intent(), reason)
+        document = unverified(generation.id, reason, generation.intent(), time.time())
         at = document["decided"] if self._settings.webhook is not None else None
         ttl = self._settings.verification.verdict_ttl
         self._store_verdict(
             keys=store_verdict_keys(generation.id),
-            args=store_verdict_args(generation.id, orjson.dumps(document), ttl, at),
+            args=store_verdict_args(generation.id, encode(document), ttl, at),
         )
 
     def _lose(self, item: _Finished | _Unchecked) -> None:

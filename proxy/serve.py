@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -57,7 +58,7 @@ def load_settings(path: str | None) -> Settings:
         text = chosen.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError("config", f"a readable settings file, not {str(chosen)!r} ({reason})") from error
+        raise SettingsError("--config", f"a readable settings file, not {str(chosen)!r} ({reason})") from error
     return parse_settings(text, os.environ)
 
 
@@ -125,7 +126,7 @@ def _bind(settings: Settings) -> socket.socket:
         listening.listen(2048)
     except OSError as error:
         listening.close()
-        reason = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
         raise CountersignError(f"port {settings.port} on {settings.host} {reason}") from error
     return listening
 

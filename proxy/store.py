@@ -19,9 +19,9 @@ from redis.exceptions import RedisError
 
 from policies.errors import StoreUnavailable
 from policies.settings import VerificationSettings
+from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
-from proxy.verification import Generation
 from verifier_pool.queue import OPEN, VERDICTS, intent_key, verdict_key
 
 PATIENCE = 1.0

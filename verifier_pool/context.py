@@ -8,10 +8,13 @@ from pathlib import Path
 
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
-from policies.settings import Settings
+from policies.settings import ModelSettings, Settings
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference
 from verifier_pool.store import Store
+
+NO_MODEL = ModelSettings.model_validate({})
+"""Stands in for a model that the settings do not know: then nothing is known about it."""
 
 
 @dataclass(frozen=True, slots=True)

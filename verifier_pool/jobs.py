@@ -10,16 +10,12 @@ from rq import Retry, get_current_job
 from policies import audit, codec
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence
-from policies.settings import ModelSettings
-from verifier_pool.context import Context, current
+from policies.verification import unverified
+from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import judge
 from verifier_pool.queue import RETRY_SECONDS
-from verifier_pool.verification import unverified
 
 logger = logging.getLogger(__name__)
-
-_UNKNOWN_MODEL = ModelSettings.model_validate({})
-"""Stands in when the settings lost a model between its answer and its verdict: nothing is known about it."""
 
 
 def verify(id: str) -> str | Retry:
@@ -61,7 +57,7 @@ def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
     name = choices[0].model
     verification = judge(
         choices,
-        model=context.settings.models.get(name, _UNKNOWN_MODEL),
+        model=context.settings.models.get(name, NO_MODEL),
         reference=context.references.get(name),
         profile=context.profiles.get(name),
         audited=audit.chosen(context.secret, id, context.settings.audit.rate),

@@ -16,8 +16,8 @@ from policies.evidence import Evidence, Replay
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.verdict import combine, over_choices
+from policies.verification import Verification, describe
 from verifier_pool.reference.base import Reference, ReplayRequest
-from verifier_pool.verification import Verification, describe
 
 FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
 """Replay failures that trying again cannot cure."""

@@ -30,7 +30,7 @@ def read_settings(config: str | None) -> Settings:
     """Settings from `--config`, else $COUNTERSIGN_CONFIG, else ./countersign.yaml. Raises SettingsError."""
     path = Path(config or os.environ.get("COUNTERSIGN_CONFIG") or "countersign.yaml")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError("--config", f"a readable file, not {str(path)!r} ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 from redis import Redis
 
+from policies.verification import Verification, encode
 from verifier_pool.queue import (
     AUDIT_SECRET,
     OPEN,
@@ -20,7 +21,6 @@ from verifier_pool.queue import (
     store_verdict_keys,
     verdict_key,
 )
-from verifier_pool.verification import Verification, encode
 
 
 class Store:

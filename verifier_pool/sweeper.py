@@ -11,9 +11,9 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from policies.settings import VerificationSettings
+from policies.verification import unverified
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, verify_options
 from verifier_pool.store import Store
-from verifier_pool.verification import unverified
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from policies import codec
 from policies.errors import CountersignError, EvidenceError
 from policies.profile import Profile
-from policies.settings import ModelSettings, Settings
-from verifier_pool.context import open_references, read_profiles
+from policies.settings import Settings
+from policies.verification import Verification, encode, public
+from verifier_pool.context import NO_MODEL, open_references, read_profiles
 from verifier_pool.judge import judge
 from verifier_pool.reference.base import Reference
 from verifier_pool.runtime import read_settings
-from verifier_pool.verification import Verification, encode, public
-
-NO_MODEL = ModelSettings.model_validate({})
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,12 +21,12 @@ from rq.serializers import JSONSerializer
 
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, WebhookSettings
+from policies.verification import Verification, public
 from verifier_pool import delivery
 from verifier_pool.context import current
 from verifier_pool.queue import WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
 from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
-from verifier_pool.verification import Verification, public
 
 __all__ = ["check_settings", "dead_letter", "deliver", "drain_outbox", "message", "next_wait", "verify_signature"]
 

@@ -15,6 +15,8 @@ from benchmarks.demo.servers import MAX_MODEL_LEN, MODEL, RUNTIME
 HONEST = "honest"
 IMPOSTOR = "impostor"
 SPOOFER = "spoofer"
+BACKENDS = (HONEST, IMPOSTOR, SPOOFER)
+"""In the table's order."""
 
 REFERENCE_ENGINE: dict[str, Any] = {
     # More precise than any backend. With bf16 here, honest answers agree with their replay bit for bit on some
@@ -42,7 +44,7 @@ def configuration(
         "generation_config": json.loads((models.bf16 / "generation_config.json").read_text()),
         "eos_token_ids": [declared["eos_token_id"]],
         "profile": str(profile),
-        "reference": {"kind": "vllm_engine", "path": str(models.bf16), "engine": REFERENCE_ENGINE, "timeout": 120},
+        "reference": {"kind": "vllm_engine", "path": str(models.bf16), "engine": REFERENCE_ENGINE},
     }
     return {
         "host": "127.0.0.1",

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, folder: Path, children: Children, progres
     with progress.step("the demo models"):
         built = models.ensure(say=progress.tick)
     ports = free_ports(3)
-    urls = dict(zip(layout_names(), (f"http://127.0.0.1:{port}" for port in ports), strict=True))
+    urls = dict(zip(layout.BACKENDS, (f"http://127.0.0.1:{port}" for port in ports), strict=True))
     profile = arguments.profile or models.cache_dir() / f"profile-{fingerprint()}.json"
     config = folder / "countersign.yaml"
     layout.write(
@@ -69,11 +69,6 @@ def run(arguments: argparse.Namespace, folder: Path, children: Children, progres
     return not complaints
 
 
-def layout_names() -> tuple[str, ...]:
-    """Backends in the table's order."""
-    return layout.HONEST, layout.IMPOSTOR, layout.SPOOFER
-
-
 def _start_backends(
     children: Children,
     built: models.DemoModels,
@@ -82,7 +77,7 @@ def _start_backends(
     tick: Callable[[str], None],
 ) -> None:
     environ = servers.environment()
-    for name, model, port in zip(layout_names(), (built.bf16, built.fp8), ports, strict=False):
+    for name, model, port in zip(layout.BACKENDS, (built.bf16, built.fp8), ports, strict=False):
         children.start(name, servers.command(model, port), environ)
     cheap, truth = urls[layout.IMPOSTOR], urls[layout.HONEST]
     where = ["--port", str(ports[2]), "--upstream", cheap, "--truth", truth]
@@ -121,7 +116,7 @@ async def _ask_all(base_url: str, urls: dict[str, str], children: Children, prog
 
     name = layout.HONEST
     try:
-        for name in layout_names():
+        for name in layout.BACKENDS:
             with progress.step(f"{len(plan)} chat requests to {name}"):
                 outcomes = await client.run(name, plan, tick)
             rows.append((name, outcomes))

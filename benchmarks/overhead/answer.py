@@ -11,7 +11,7 @@ import orjson
 MODEL = "scripted"
 VOCABULARY = 32_000
 TOP = 20
-SEED = 20_25
+SEED = 2025
 PROMPT_IDS = tuple(range(100, 132))
 
 

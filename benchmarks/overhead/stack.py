@@ -57,7 +57,7 @@ class Stack:
         self._model = model
         self._reference = reference
         self._script = script
-        # A Unix socket's path has to be short, so this folder is not inside $TMPDIR's depths by accident.
+        # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="cs-bench-"))
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._store: Redis | None = None

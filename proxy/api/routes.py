@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from policies.errors import NotFound
+from policies.verification import pending, public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
 from proxy.services import Services, header_map
-from proxy.verification import pending, public
 
 LONGEST_WAIT = 120.0
 """Seconds a client may wait for a verdict in one call."""

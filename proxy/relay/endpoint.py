@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope, Send
 from policies.errors import ApiError, BackendUnavailable, InvalidRequest, RequestTooLarge
 from policies.evidence import Endpoint
 from proxy.api.auth import Client
+from proxy.generation import Generation
 from proxy.relay import headers as names
 from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, unless_client_leaves
 from proxy.relay.exchange import Exchange
 from proxy.services import Services, header_map
-from proxy.verification import Generation
 
 
 class _Named(msgspec.Struct):

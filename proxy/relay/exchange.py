@@ -12,6 +12,7 @@ from starlette.types import Send
 
 from policies.errors import ApiError, BackendUnavailable
 from proxy.backends.pool import Backend
+from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 from proxy.relay import headers as names
 from proxy.relay.clock import Clock
 from proxy.relay.record import Record
@@ -20,7 +21,6 @@ from proxy.relay.transport import UpstreamRequest, UpstreamResponse
 from proxy.services import Services
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
-from proxy.verification import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 
 logger = logging.getLogger(__name__)
 

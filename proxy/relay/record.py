@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from policies.errors import StoreUnavailable
 from policies.settings import BackendSettings
+from proxy.generation import STORE_UNAVAILABLE, Generation
 from proxy.relay.clock import Clock
 from proxy.services import Services
 from proxy.tap.types import Prepared, Tap
-from proxy.verification import STORE_UNAVAILABLE, Generation
 
 
 class Record:
@@ -78,7 +78,7 @@ class Record:
             "owner": self.generation.owner,
             "runtime": self._backend.runtime,
             "precision": self._backend.precision,
-            "stream": self.generation.stream,
+            "stream": self._prepared.upstream_stream,
             "created": self.generation.created,
             "request": self._prepared.body,
             "first_token_seconds": self._clock.first_token,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.types import Send
 
 from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
+from policies.verification import pending, public, unverified
+from proxy.generation import NO_ANSWER, STORE_UNAVAILABLE
 from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.asgi import answer_error
@@ -18,7 +21,6 @@ from proxy.relay.transport import UpstreamResponse, finish
 from proxy.services import Services
 from proxy.tap import open_tap
 from proxy.tap.types import Prepared, Tap
-from proxy.verification import STORE_UNAVAILABLE, pending, public, unverified
 
 _MAX_ANSWER = 256 * 1024 * 1024
 _MAX_ERROR = 1024 * 1024
@@ -119,7 +121,7 @@ class Reply:
             self._record.evidence()
         if error is not None:
             raise error
-        self._record.unchecked("no_answer")
+        self._record.unchecked(NO_ANSWER)
         await self._finish(response, body, [])
 
     async def _gather(self, response: UpstreamResponse, tap: Tap, limit: int) -> tuple[bytes, ApiError | None]:
@@ -157,13 +159,13 @@ class Reply:
         """The verification, or what can be said of it within the inline wait."""
         intent = self._generation.intent()
         if not self._generation.recorded:
-            return unverified(intent, STORE_UNAVAILABLE)
+            return unverified(self._generation.id, STORE_UNAVAILABLE, intent, time.time())
         wait = self._services.store.wait(self._generation.id, self._services.settings.verification.inline_wait)
         before = self._clock.waited
         try:
             return await self._clock.waiting(wait) or pending(intent)
         except StoreUnavailable:
-            return unverified(intent, STORE_UNAVAILABLE)
+            return unverified(self._generation.id, STORE_UNAVAILABLE, intent, time.time())
         finally:
             self._services.metrics.inline_wait.record(self._clock.waited - before)
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from policies.evidence import PAD_ID, Endpoint, Ids, Logprobs
+from policies.evidence import PAD_ID, TOP_LOGPROBS, Endpoint, Ids, Logprobs
 from proxy.tap.rawjson import UNREADABLE, read_value
 
-WIDTH = 21
+WIDTH = TOP_LOGPROBS + 1
 _ROOM = WIDTH + 1  # the sampled token comes twice: by itself and in the list
 _PREFIX = "token_id:"
 

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 from policies.errors import InvalidRequest
-from policies.evidence import Endpoint
+from policies.evidence import TOP_LOGPROBS, Endpoint
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import lax
 from proxy.tap.fields import DROPPED, REFUSED, refuse
@@ -24,7 +24,7 @@ from proxy.tap.rawjson import FALSE, TRUE, Object, raw, read_object, write
 from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS, missing_defaults, resolve
 from proxy.tap.types import Asked, Prepared
 
-TOP = 20
+TOP = TOP_LOGPROBS
 """Alternatives asked for per token. Chat drops the 20th when the sampled token is outside the top 20."""
 
 

@@ -115,7 +115,7 @@ def test_the_settings_are_valid_and_the_reference_differs_from_the_honest_backen
         "generation_config.json": {"eos_token_id": 2},
     }.items():
         (tmp_path / name).write_text(json.dumps(content))
-    names = stage.layout_names()
+    names = layout.BACKENDS
     tree = layout.configuration(
         DemoModels(tmp_path, tmp_path),
         dict.fromkeys(names, "http://127.0.0.1:1"),

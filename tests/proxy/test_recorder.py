@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from policies.evidence import Evidence, Sampling
+from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
-from proxy.verification import Generation
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
 from verifier_pool.queue import OUTBOX, evidence_key, intent_key, verdict_key

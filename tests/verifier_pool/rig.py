@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from policies import codec
 from policies.evidence import Evidence
 from policies.settings import Settings
+from policies.verification import Verification
 from verifier_pool import context, jobs
 from verifier_pool.loop import Loop
 from verifier_pool.queue import (
@@ -30,7 +31,6 @@ from verifier_pool.queue import (
 )
 from verifier_pool.reference.base import Reference
 from verifier_pool.store import Store
-from verifier_pool.verification import Verification
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,11 +14,11 @@ from rq.serializers import JSONSerializer
 
 from policies import codec
 from policies.evidence import Sampling
+from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
 from verifier_pool import context, jobs
 from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
-from verifier_pool.verification import unverified
 
 
 @pytest.fixture(autouse=True)

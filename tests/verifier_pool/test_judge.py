@@ -12,13 +12,13 @@ from policies.errors import ReplayError
 from policies.evidence import Evidence, Replay
 from policies.profile import Profile, ProfileKey, fit
 from policies.settings import ModelSettings
+from policies.verification import Verification, describe, encode
 from tests.verifier_pool.toy import VOCAB, ToyReference, answer, failing
 from verifier_pool.judge import judge, replay_choices
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.verification import Verification, describe, encode
 
 MODEL = ModelSettings.model_validate({"vocab_size": VOCAB})
-MOE = ModelSettings.model_validate({"vocab_size": VOCAB, "experts": 8, "layers": 2, "experts_per_token": 2})
+MOE = ModelSettings.model_validate({"vocab_size": VOCAB, "experts": 8})
 
 
 def judged(*choices: Evidence, model: ModelSettings = MODEL, reference: ToyReference | None = None) -> Verification:

@@ -6,10 +6,10 @@ import time
 import orjson
 from redis import Redis
 
+from policies.verification import public, unverified
 from tests.verifier_pool.toy import settings
 from verifier_pool.queue import OPEN, OUTBOX, VERDICTS, evidence_key, intent_key, verdict_key
 from verifier_pool.store import Store
-from verifier_pool.verification import public, unverified
 
 ID = "a" * 32
 

@@ -9,6 +9,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from policies import codec
+from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import worker
@@ -16,7 +17,6 @@ from verifier_pool.loop import Loop
 from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
-from verifier_pool.verification import unverified
 
 NOW = time.time()
 

@@ -12,13 +12,13 @@ from rq.serializers import JSONSerializer
 
 from policies.errors import SettingsError
 from policies.settings import Settings
+from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import webhooks, worker
 from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE
 from verifier_pool.store import Store
-from verifier_pool.verification import unverified
 from verifier_pool.webhooks import next_wait, verify_signature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

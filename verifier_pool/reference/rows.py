@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.errors import ReplayError
-from policies.evidence import MASKED, PAD_ID, Ids, Logprobs
+from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Ids, Logprobs
 
-TOP_K = 20
+TOP_K = TOP_LOGPROBS
 """How many of its own best tokens the reference reports per position; vLLM's default ceiling."""
 
 WIDTH = TOP_K + 1

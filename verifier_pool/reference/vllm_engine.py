@@ -93,7 +93,7 @@ class VllmEngine:
             import vllm
         except ImportError as error:
             raise SettingsError(
-                f"{self._key}.kind", "vllm_engine needs vLLM: pip install 'countersign[vllm]'"
+                f"{self._key}.kind", "vllm_engine needs vLLM: install this project with its extra `vllm`"
             ) from error
         arguments = ENGINE_DEFAULTS | self._settings.engine
         try:

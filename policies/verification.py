@@ -66,6 +66,16 @@ def unverified(id: str, reason: str, intent: Mapping[str, Any] | None, decided: 
     }
 
 
+def pending(intent: Mapping[str, Any]) -> Verification:
+    """No verdict yet. `intent` is what was written before the request went up."""
+    return unverified(intent["id"], "", intent, 0.0) | {
+        "status": "pending",
+        "verdict": None,
+        "reasons": [],
+        "decided": None,
+    }
+
+
 def public(verification: Mapping[str, Any]) -> Verification:
     """What a client or a webhook may see: all but the owner."""
     return {key: value for key, value in verification.items() if key != "owner"}
