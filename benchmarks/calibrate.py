@@ -21,7 +21,7 @@ import aiohttp
 import orjson
 
 from benchmarks.questions import CALIBRATION
-from policies import distance, selection, structure
+from policies import distance
 from policies.checks import Result
 from policies.errors import CountersignError, SettingsError
 from policies.evidence import Evidence, Replay
@@ -29,6 +29,7 @@ from policies.profile import FEWEST_RESPONSES, Profile, ProfileKey, fit
 from policies.settings import BackendSettings, ModelSettings, Settings
 from proxy.tap.factory import open_tap
 from proxy.tap.prepare import prepare
+from verifier_pool.judge import cpu_checks
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.runtime import read_settings
@@ -207,16 +208,7 @@ class Asker:
 
 def _plainly_honest(evidence: Evidence, model: ModelSettings) -> None:
     """A profile made from answers that fail exact checks would teach the worker to accept cheating."""
-    checks = [
-        structure.check(
-            evidence,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-        ),
-        selection.check(evidence),
-    ]
-    for check in checks:
+    for check in cpu_checks(evidence, model):
         if check.result in (Result.REJECT, Result.WITHHELD):
             raise CalibrationError(f"{evidence.backend} does not pass {check.name}: {check.reason}")
 

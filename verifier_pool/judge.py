@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from policies import distance, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
-from policies.evidence import Evidence, Replay
+from policies.evidence import Evidence, Ids, Replay
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.verdict import combine, over_choices
@@ -88,20 +88,24 @@ def _request(choice: Evidence) -> ReplayRequest:
     return ReplayRequest(choice.prompt_ids, choice.output_ids, choice.endpoint, choice.request, choice.index)
 
 
-def _judge_one(
-    choice: Evidence, replay: Replay | ReplayError | None, model: ModelSettings, profile: Profile | None
-) -> Verdict:
-    rendered = replay.prompt_ids if isinstance(replay, Replay) else None
-    checks = [
+def cpu_checks(choice: Evidence, model: ModelSettings, rendered_prompt: Ids | None = None) -> list[Check]:
+    """The checks that need no reference, though `structure` uses its rendering of the prompt where there is one."""
+    return [
         structure.check(
             choice,
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
-            rendered_prompt=rendered,
+            rendered_prompt=rendered_prompt,
         ),
         selection.check(choice, vocab_size=model.vocab_size),
     ]
+
+
+def _judge_one(
+    choice: Evidence, replay: Replay | ReplayError | None, model: ModelSettings, profile: Profile | None
+) -> Verdict:
+    checks = cpu_checks(choice, model, replay.prompt_ids if isinstance(replay, Replay) else None)
     if isinstance(replay, Replay):
         checks.append(distance.check(choice, replay, profile))
     elif isinstance(replay, ReplayError):

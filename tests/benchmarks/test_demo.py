@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import calibrate, questions
-from benchmarks.demo import command, layout, machine, report, servers, stage
+from benchmarks.demo import command, layout, machine, report, servers
 from benchmarks.demo.models import DemoModels
 from benchmarks.demo.progress import Progress
 from benchmarks.demo.report import Row
