@@ -219,9 +219,9 @@ class Settings(_Section):
         raise KeyError(name)
 
 
-def hash_key(key: str) -> str:
+def hash_key(key: str | bytes) -> str:
     """SHA-256 of a client key, hex."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
 
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:

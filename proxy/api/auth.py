@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.errors import AuthenticationFailed
-from policies.settings import ClientKey
+from policies.settings import ClientKey, hash_key
 
 _LONGEST_KEY = 512
 _REFUSED = "no valid API key came with the request"
@@ -36,7 +35,7 @@ class Keys:
         Without configured keys only direct peers on this machine are served: what a proxy in front forwards
         may come from anywhere.
         """
-        digest = hashlib.sha256(_bearer(headers)).hexdigest()
+        digest = hash_key(_bearer(headers))
         if not self._keys:
             if not is_loopback(peer[0] if peer else "") or any(name in headers for name in _FORWARDED):
                 raise AuthenticationFailed(_REFUSED)
