@@ -198,7 +198,7 @@ class Asker:
         tap.feed(raw)
         tap.close()
         meta = {"backend": self._backend.name, "model": self._backend.model, "runtime": self._backend.runtime}
-        meta |= {"id": secrets.token_hex(16), "precision": self._backend.precision}
+        meta |= {"id": secrets.token_hex(16), "precision": self._backend.precision, "engine": self._backend.engine}
         choices = tap.evidence(**meta, request=prepared.body, created=time.time())
         if status != 200 or len(choices) != 1:
             raise CalibrationError(f"{self._backend.name} answered with status {status}")

@@ -59,6 +59,8 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     owner: bytes
     runtime: bytes
     precision: bytes
+    engine: bytes
+    speculative: bool
     stream: bool
     created: float
     request: bytes | None

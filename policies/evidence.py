@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Endpoint = Literal["chat", "completions"]
+ReplayForm = Literal["full", "ids"]
 
 PAD_ID = -1
 MASKED = -9999.0
@@ -95,6 +96,8 @@ class Evidence:
 
     Attributes:
         id: 32 hex digits, ours, shared by all choices of one response.
+        runtime, precision, engine, speculative: the backend's, as the operator declares them: key of its sampling
+            noise, precision of its weights, engine version with hardware and kernels, speculative decoding.
         stream: the backend was asked to stream, which it is not where `buffer` re-streams its answer.
         request: the JSON body as it went to the backend.
         prompt_ids: int32 (P,), as the backend reports them; empty when it did not.
@@ -116,6 +119,8 @@ class Evidence:
     owner: str = ""
     runtime: str = ""
     precision: str = ""
+    engine: str = ""
+    speculative: bool = False
     stream: bool = False
     created: float = 0.0
     request: bytes = b""
@@ -139,16 +144,21 @@ class Replay:
     """What the reference computes for the same ids, one row per output token.
 
     Attributes:
-        ids: int32 (G, W), emitted token first, then the reference's top-k without it; −1 pads.
-        logprobs: float32 (G, W), natural log; −inf pads.
-        form: `full` holds the reference's own top-k; `ids` holds only the claimed ids, so ranks,
-            Jaccard and omitted mass do not exist.
+        ids: int32 (G, X), emitted token first; −1 pads, which may stand between ids.
+        logprobs: float32 (G, X), natural log; −inf pads.
+        form: `full` holds the reference's own top-k beside the claimed ids; `ids` holds only the claimed ids, so
+            ranks, Jaccard and omitted mass do not exist.
+        own: columns, the emitted token's among them, that are the reference's own top-k; claimed ids outside it
+            stand after them. None when every column is its own. Meaningless in form `ids`.
+        routed_experts: integers (P+G−1 or P+G, layers, experts per token), as `Evidence.routed_experts`, or None.
         prompt_ids: the reference's own rendering of the request, or None when it cannot render it.
         reference: name and version of what replayed.
     """
 
     ids: Ids
     logprobs: Logprobs
-    form: Literal["full", "ids"] = "full"
+    form: ReplayForm = "full"
     prompt_ids: Ids | None = None
     reference: str = ""
+    own: int | None = None
+    routed_experts: NDArray[np.integer] | None = None

@@ -123,6 +123,10 @@ class BackendSettings(_Section):
         runtime: key of the sampling noise, such as `vllm-0.32-v2` (GPU) or `vllm-0.32-v1-cpu`; an unknown
             one leaves selection inconclusive at T > 0.
         precision: declared precision, such as `bf16`; part of the profile's key.
+        engine: declared engine version, hardware and kernels, such as `vllm 0.32.0, H200, CUDA graphs`; part of the
+            profile's key.
+        speculative: it decodes speculatively, which draws by other noise at T > 0; selection then falls back to
+            tests that need no seed, and its answers never pass there.
         served_model: the model's name at the backend, when it differs.
         routed_experts: what to do with streams on a mixture-of-experts backend, whose streams carry no
             expert ids: `stream` relays them and leaves routing inconclusive, `buffer` asks upstream without
@@ -138,6 +142,8 @@ class BackendSettings(_Section):
     api_key: SecretStr | None = None
     runtime: str = ""
     precision: str = ""
+    engine: str = ""
+    speculative: bool = False
     routed_experts: Literal["stream", "buffer"] = "stream"
     trusted: bool = False
     max_concurrency: int = Field(0, ge=0)
@@ -169,9 +175,14 @@ class VerificationSettings(_Section):
 
 
 class AuditSettings(_Section):
-    """Which generations are replayed. Without a secret a random one is kept in Redis."""
+    """Which generations are replayed. Without a secret a random one is kept in Redis.
+
+    `full` is the share of the audits, as secretly chosen, whose replay also takes the reference's own top 20. Only
+    those can pass: the others know no candidate that the claim left out.
+    """
 
     rate: float = Field(1.0, ge=0, le=1)
+    full: float = Field(0.25, ge=0, le=1)
     secret: SecretStr | None = None
 
 

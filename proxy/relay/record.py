@@ -78,6 +78,8 @@ class Record:
             "owner": self.generation.owner,
             "runtime": self._backend.runtime,
             "precision": self._backend.precision,
+            "engine": self._backend.engine,
+            "speculative": self._backend.speculative,
             "stream": self._prepared.upstream_stream,
             "created": self.generation.created,
             "request": self._prepared.body,

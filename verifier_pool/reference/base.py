@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.evidence import Endpoint, Ids, Replay
+from policies.evidence import Endpoint, Ids, Replay, ReplayForm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +19,11 @@ class ReplayRequest:
         endpoint, request: what the client asked, for the reference's own rendering of the prompt; the JSON
             body as it went to the backend.
         choice: index of the choice, which picks the prompt in a completions request with several.
+        candidate_ids: int32 (G, W), the claimed ids of each token, −1 pads; None when only the reference's own
+            top-k is wanted.
+        form: `full` takes the reference's own top-k too. A reference that cannot score given ids alone answers
+            in form `full`.
+        experts: also take the expert ids of every token.
     """
 
     prompt_ids: Ids
@@ -26,6 +31,9 @@ class ReplayRequest:
     endpoint: Endpoint
     request: bytes
     choice: int = 0
+    candidate_ids: Ids | None = None
+    form: ReplayForm = "full"
+    experts: bool = False
 
 
 class Reference(Protocol):
