@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("proxy.serve", "run the proxy"),
     "worker": ("verifier_pool.worker", "run a verifier worker"),
     "calibrate": ("benchmarks.calibrate", "measure a profile on a trusted backend"),
+    "profile": ("verifier_pool.profile_command", "make keys; show, sign and check profiles"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
     "bench": ("benchmarks.command", "measure what verification costs"),
     "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),

@@ -196,7 +196,12 @@ class WebhookSettings(_Section):
 
 
 class Settings(_Section):
-    """Everything an operator can set."""
+    """Everything an operator can set.
+
+    Attributes:
+        profile_keys: public keys (Ed25519, 32 bytes in base64, as `countersign profile keygen` prints them); when there
+            are any, profiles must be signed by one of them.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8700, ge=0, lt=65536)
@@ -205,6 +210,7 @@ class Settings(_Section):
     keys: tuple[ClientKey, ...] = ()
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     backends: tuple[BackendSettings, ...] = ()
+    profile_keys: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")], ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
     verification: VerificationSettings = VerificationSettings()
     audit: AuditSettings = AuditSettings()

@@ -9,6 +9,7 @@ from pathlib import Path
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
+from verifier_pool.profiles import read_profile
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference
 from verifier_pool.store import Store
@@ -59,14 +60,19 @@ def open_references(settings: Settings) -> dict[str, Reference]:
 
 
 def read_profiles(settings: Settings) -> dict[str, Profile]:
-    """Read the profile of every model that has one. Raises SettingsError, which names the key."""
+    """Read the profile of every model that has one.
+
+    Raises:
+        SettingsError: names the key of a profile that cannot be read, whose signature does not hold, or that is not
+            signed by one of `profile_keys` where the settings name some.
+    """
     profiles: dict[str, Profile] = {}
     for name, model in settings.models.items():
         if model.profile is None:
             continue
         key = f"models.{name}.profile"
         try:
-            profiles[name] = Profile.from_json(Path(model.profile).read_text())
+            profiles[name] = read_profile(Path(model.profile), settings.profile_keys)
         except OSError as error:
             raise SettingsError(key, f"a readable file, not {model.profile!r} ({error.strerror})") from error
         except (ProfileError, ValueError) as error:
