@@ -12,6 +12,9 @@ class PackedUsage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     completion_tokens: int
     counted_prompt_tokens: int
     counted_completion_tokens: int
+    total_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class PackedSampling(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,6 +79,8 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     complete: bool
     first_token_seconds: float | None
     total_seconds: float | None
+    reasoning: bytes = b""
+    tool_calls: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):

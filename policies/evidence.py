@@ -77,13 +77,17 @@ class Sampling:
 class Usage:
     """Token counts the backend billed for the whole response, and what the tap counted itself.
 
-    The counted figures span every choice (and every prompt) of the response, as the billed ones do.
+    The counted figures span every choice (and every prompt) of the response, as the billed ones do. The total, the
+    cached part of the prompt and the reasoning part of the completion are None where the backend did not state them.
     """
 
     prompt_tokens: int
     completion_tokens: int
     counted_prompt_tokens: int
     counted_completion_tokens: int
+    total_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 def _no_ids() -> Ids:
@@ -105,6 +109,8 @@ class Evidence:
         claim_ids: int32 (G, W), sampled token first, then the backend's top-k without it; −1 pads.
         claim_logprobs: float32 (G, W), natural log; −inf pads; −9999 is vLLM's sentinel.
         routed_experts: integers (P+G−1, layers, experts per token) or None.
+        text, reasoning, tool_calls: what the client was shown: the content (a refusal counts as content), the
+            reasoning a parser took out of it, and name and arguments of each tool call.
         faults: short codes of what the backend withheld or broke, such as `no_logprobs`.
         complete: the backend finished the answer (finish reason seen and, in a stream, a terminal frame).
         created, first_token_seconds, total_seconds: Unix seconds; seconds after the request went up.
@@ -129,6 +135,8 @@ class Evidence:
     claim_ids: Ids = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     claim_logprobs: Logprobs = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[tuple[str, str], ...] = ()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     usage: Usage | None = None

@@ -8,9 +8,10 @@ from policies.errors import ApiError, UpstreamFailed, UpstreamTimeout
 from policies.evidence import Evidence
 from proxy.tap.collect import Collector
 from proxy.tap.rawjson import Object, raw, read_object, read_objects, write
+from proxy.tap.shown import shown
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
-from proxy.tap.view import View, text_of
+from proxy.tap.view import View
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,7 +43,7 @@ class BaseTap:
         reasons = usage is not None and read_object(usage.get("completion_tokens_details", b"")) is not None
         changed = False
         for choice in choices:
-            self.collector.choice(choice, text_of(choice, "message"))
+            self.collector.choice(choice, shown(choice, "message"))
             changed |= self.view.message(choice, reasons=reasons)
         if changed:
             top["choices"] = raw(choices)

@@ -11,9 +11,11 @@ import numpy as np
 from msgspec import Raw
 
 from policies.evidence import Evidence, Ids, Usage
+from proxy.tap import billed
 from proxy.tap.claim import Claim, fitted
 from proxy.tap.experts import decode_experts
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
+from proxy.tap.shown import Shown, Transcript
 from proxy.tap.types import Prepared
 
 MAX_TOKENS = 1 << 18
@@ -23,16 +25,10 @@ MAX_TEXT = 16 * 1024 * 1024
 MAX_CHOICES = 4096
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
 _ids = msgspec.json.Decoder(list[int])
 _string = msgspec.json.Decoder(str)
 _integer = msgspec.json.Decoder(int)
 _reason = msgspec.json.Decoder(int | str)
-_usage = msgspec.json.Decoder(_Usage)
 
 
 class ChoiceRecord:
@@ -41,7 +37,7 @@ class ChoiceRecord:
     def __init__(self) -> None:
         self.ids = array("i")
         self.claim = Claim()
-        self.text: list[str] = []
+        self.transcript = Transcript()
         self.prompt_ids: Ids | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -51,7 +47,7 @@ class ChoiceRecord:
     @property
     def started(self) -> bool:
         """Whether anything came that evidence should belong to."""
-        return bool(self.ids or self.text or self.finish_reason is not None or self.claim.rows)
+        return bool(self.ids or self.transcript or self.finish_reason is not None or self.claim.rows)
 
 
 class Collector:
@@ -63,7 +59,7 @@ class Collector:
         self.faults: dict[str, None] = {}
         self.terminal = False
         self.prompt_ids: Ids | None = None
-        self._usage: _Usage | None = None
+        self._usage: billed.Billed | None = None
         self._tokens = 0
         self._rows = 0
         self._characters = 0
@@ -80,22 +76,18 @@ class Collector:
             self.prompt_ids = self._read_prompt(prompt)
         usage = top.get("usage")
         if usage is not None and not is_null(usage):
-            try:
-                self._usage = _usage.decode(usage)
-            except UNREADABLE:
-                self._usage = None
+            self._usage = billed.read(usage)
 
-    def choice(self, fields: Object, text: str) -> ChoiceRecord | None:
-        """Reads one choice (or its delta); `text` is the content it carries."""
+    def choice(self, fields: Object, said: Shown) -> ChoiceRecord | None:
+        """Reads one choice (or its delta); `said` is what it shows."""
         record = self._record(fields.get("index"))
         if record is None:
             return None
-        if text:
-            self._characters += len(text)
-            if self._characters > MAX_TEXT:
-                self.fault("too_large")
-            else:
-                record.text.append(text)
+        self._characters += said.characters
+        if self._characters > MAX_TEXT:
+            self.fault("too_large")
+        else:
+            record.transcript.add(said)
         expected = self._read_ids(record, fields.get("token_ids"))
         if self.prepared.ids_as_tokens:
             self._read_claim(record, fields.get("logprobs"), expected)
@@ -150,7 +142,9 @@ class Collector:
             "output_ids": output_ids,
             "claim_ids": claim_ids,
             "claim_logprobs": claim_logprobs,
-            "text": "".join(record.text),
+            "text": record.transcript.text,
+            "reasoning": record.transcript.reasoning,
+            "tool_calls": record.transcript.tool_calls,
             "finish_reason": record.finish_reason,
             "stop_reason": record.stop_reason,
             "usage": usage,
@@ -198,12 +192,7 @@ class Collector:
         if self._usage is None:
             return None
         prompts = [self._prompt_of(at * self.prepared.n) for at in range(min(self.prepared.prompts, MAX_CHOICES))]
-        return Usage(
-            prompt_tokens=self._usage.prompt_tokens,
-            completion_tokens=self._usage.completion_tokens,
-            counted_prompt_tokens=sum(len(ids) for ids in prompts if ids is not None),
-            counted_completion_tokens=self._tokens,
-        )
+        return billed.usage(self._usage, sum(len(ids) for ids in prompts if ids is not None), self._tokens)
 
     def _record(self, index: Raw | None) -> ChoiceRecord | None:
         try:

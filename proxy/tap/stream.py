@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from proxy.tap.base import BaseTap, error_frame
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
+from proxy.tap.shown import shown
 from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
-from proxy.tap.view import text_of
 
 
 class StreamTap(BaseTap):
@@ -125,7 +125,7 @@ class StreamTap(BaseTap):
         changed, ended = False, False
         kept: list[Object] = []
         for choice in choices:
-            self.collector.choice(choice, text_of(choice, "delta"))
+            self.collector.choice(choice, shown(choice, "delta"))
             verdict = self.view.delta(choice)
             if verdict is None:
                 changed = True

@@ -9,21 +9,12 @@ served under there. A `countersign` field never passes: only we may say what a v
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Raw
 
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
 from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
-
-
-class _Content(msgspec.Struct):
-    content: str | None = None
-
-
-_content = msgspec.json.Decoder(_Content)
-_string = msgspec.json.Decoder(str)
 
 
 class View:
@@ -145,16 +136,6 @@ class View:
             or (self._wants_logprobs and not is_null(choice.get("logprobs")))
             or (self._asked.token_ids and not is_null(choice.get("token_ids")))
         )
-
-
-def text_of(choice: Object, name: str) -> str:
-    """Text of a choice: its `content` inside `name` (`delta` or `message`), or its own `text`."""
-    try:
-        if name in choice:
-            return _content.decode(choice[name]).content or ""
-        return _string.decode(choice["text"]) if "text" in choice else ""
-    except UNREADABLE:
-        return ""
 
 
 def _without_verdict(choice: Object, name: str) -> bool:

@@ -1,0 +1,129 @@
+"""What a choice says to its reader: content, reasoning and tool calls, whole or delta by delta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from proxy.tap.rawjson import UNREADABLE, Object
+
+MAX_CALLS = 4096
+"""Tool calls kept per choice."""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+    index: int | None = None
+
+
+class _Message(msgspec.Struct):
+    """Every field that clients show. Engines name the reasoning `reasoning`, older ones `reasoning_content`, some
+    both with the same text."""
+
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
+
+
+class _Content(msgspec.Struct):
+    content: str | None = None
+
+
+_message = msgspec.json.Decoder(_Message)
+_content = msgspec.json.Decoder(_Content)
+_string = msgspec.json.Decoder(str)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one choice, or one delta of it, adds. Calls are (index, name, arguments)."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[int, str, str], ...] = ()
+
+    @property
+    def characters(self) -> int:
+        """How much there is to keep."""
+        return len(self.text) + len(self.reasoning) + sum(len(name) + len(said) for _, name, said in self.calls)
+
+
+NOTHING = Shown()
+
+
+def shown(choice: Object, name: str) -> Shown:
+    """What a choice shows inside `name` (`delta` or `message`), or as its own `text`; nothing when unreadable."""
+    try:
+        if name not in choice:
+            return Shown(_string.decode(choice["text"])) if "text" in choice else NOTHING
+        return _of(_message.decode(choice[name]))
+    except UNREADABLE:
+        return _content_alone(choice.get(name))
+
+
+def _of(message: _Message) -> Shown:
+    reasons = dict.fromkeys(text for text in (message.reasoning, message.reasoning_content) if text)
+    calls = tuple(
+        (at if call.index is None else call.index, call.function.name or "", call.function.arguments or "")
+        for at, call in enumerate(message.tool_calls or ())
+        if call.function is not None
+    )
+    if message.function_call is not None:
+        calls += ((-1, message.function_call.name or "", message.function_call.arguments or ""),)
+    return Shown((message.content or "") + (message.refusal or ""), "".join(reasons), calls)
+
+
+def _content_alone(message: Raw | None) -> Shown:
+    try:
+        return NOTHING if message is None else Shown(_content.decode(message).content or "")
+    except UNREADABLE:
+        return NOTHING
+
+
+class Transcript:
+    """Everything one choice showed."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._text or self._reasoning or self._calls)
+
+    def add(self, said: Shown) -> None:
+        """Appends a delta."""
+        if said.text:
+            self._text.append(said.text)
+        if said.reasoning:
+            self._reasoning.append(said.reasoning)
+        for index, name, arguments in said.calls:
+            if index in self._calls or len(self._calls) < MAX_CALLS:
+                names, parts = self._calls.setdefault(index, ([], []))
+                names.append(name)
+                parts.append(arguments)
+
+    @property
+    def text(self) -> str:
+        """All content."""
+        return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning."""
+        return "".join(self._reasoning)
+
+    @property
+    def tool_calls(self) -> tuple[tuple[str, str], ...]:
+        """Name and arguments of each call, in the order of their indices."""
+        return tuple(("".join(names), "".join(parts)) for _, (names, parts) in sorted(self._calls.items()))
