@@ -1,7 +1,11 @@
 """vLLM inside this process as the reference: the CPU build on a laptop, a GPU in earnest.
 
-vLLM is imported when the first engine starts. Its flat logprobs (no object per position) go straight to numpy;
-the prompt is rendered by vLLM's own renderer with this model folder's tokenizer and chat template.
+vLLM is imported when the first engine starts. Its flat logprobs (no object per position) go straight to numpy.
+
+On vLLM's V2 runner (GPUs) the claimed ids are scored by themselves, at about the cost of a bare prefill; form `full`
+asks for the reference's twenty best in the same prefill. The V1 runner (CPUs) cannot score given ids: it is asked for
+its 64 best instead, every answer has form `full`, and a claimed id that is none of the 64 is left out. Expert ids come
+with a mixture-of-experts model where `engine: {enable_return_routed_experts: true}` is set, on the V2 runner alone.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from policies.errors import ReplayError, SettingsError
-from policies.evidence import Ids, Replay
+from policies.evidence import Ids, Replay, ReplayForm
 from policies.settings import ReferenceSettings
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.reference.rendering import prompt_fields, prompt_index
-from verifier_pool.reference.rows import TOP_K, replay_rows
+from verifier_pool.reference.engine_rendering import render
+from verifier_pool.reference.experts import output_part
+from verifier_pool.reference.rows import TOP_K, Entries
+from verifier_pool.reference.scoring import MAX_CANDIDATES, candidates, full_form, ids_form, look_up
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +46,11 @@ ENGINE_DEFAULTS: dict[str, Any] = {
     # A replay never reads the prefix cache (vLLM skips it for prompt logprobs), so do not fill it either.
     "enable_prefix_caching": False,
     "disable_log_stats": True,
+    "max_logprobs": MAX_CANDIDATES,
 }
+
+
+FORMS: tuple[ReplayForm, ...] = ("full", "ids")
 
 
 class VllmEngine:
@@ -64,13 +75,9 @@ class VllmEngine:
         """
         if self._engine is None:
             self._restart()
-        rendered = [self._render(request) for request in requests]
-        sequences = [self._sequence(request) for request in requests]
-        rows = self._prefill(sequences, [request.output_ids for request in requests])
-        return [
-            Replay(ids, logprobs, "full", prompt_ids, self.name)
-            for (ids, logprobs), prompt_ids in zip(rows, rendered, strict=True)
-        ]
+        rendered = [render(self._engine, self.name, request) for request in requests]
+        replays = self._prefill(requests)
+        return [replace(replay, prompt_ids=ids) for replay, ids in zip(replays, rendered, strict=True)]
 
     def close(self) -> None:
         """Stop the engine's process and free its memory. Safe to call twice."""
@@ -95,8 +102,8 @@ class VllmEngine:
             raise SettingsError(
                 f"{self._key}.kind", "vllm_engine needs vLLM: install this project with its extra `vllm`"
             ) from error
-        arguments = ENGINE_DEFAULTS | self._settings.engine
         try:
+            arguments = engine_arguments(self._settings.engine)
             self._engine = vllm.LLM(model=str(self._settings.path), **arguments)
         except (TypeError, ValueError, OSError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -104,6 +111,8 @@ class VllmEngine:
         config = self._engine.model_config
         self._max_model_len = int(config.max_model_len)
         self._vocab_size = int(config.get_vocab_size())
+        self._scores_ids = bool(getattr(self._engine.llm_engine.vllm_config, "use_v2_model_runner", False))
+        self._experts = bool(arguments.get("enable_return_routed_experts"))
         device = vllm.platforms.current_platform.device_name
         dtype = str(config.dtype).removeprefix("torch.")
         model = os.path.basename(os.path.normpath(str(self._settings.path)))
@@ -118,14 +127,18 @@ class VllmEngine:
     def _self_test(self) -> None:
         """Replay one fixed sequence twice: the engine must compute finite numbers, and the same ones."""
         ids = (np.arange(16, dtype=np.int32) * 37 + 1) % self._vocab_size
-        length = min(16, self._max_model_len - 1)
-        first, second = (self._prefill([ids[:length].tolist()], [ids[length // 2 : length]])[0] for _ in range(2))
-        gap = float(np.max(np.abs(first[1][:, 0] - second[1][:, 0])))
-        if not np.isfinite(first[1][:, 0]).all() or not gap < 1e-3:
+        ids = ids[: min(16, self._max_model_len - 1)]
+        half = len(ids) // 2
+        request = ReplayRequest(ids[:half], ids[half:], "completions", b"", candidate_ids=ids[half:, None])
+        first, second = (self._prefill([replace(request, form=form)])[0] for form in FORMS)
+        gap = float(np.max(np.abs(first.logprobs[:, 0] - second.logprobs[:, 0])))
+        if not np.isfinite(first.logprobs[:, 0]).all() or not gap < 1e-3:
             self.close()
             raise SettingsError(f"{self._key}.path", "an engine that computes the same finite logprobs twice")
 
     def _sequence(self, request: ReplayRequest) -> list[int]:
+        if not len(request.prompt_ids) or not len(request.output_ids):
+            raise ReplayError("nothing_to_replay", "prompt or output ids are missing")
         sequence = np.concatenate([request.prompt_ids, request.output_ids])
         if len(sequence) + 1 > self._max_model_len:
             raise ReplayError("too_long", f"{len(sequence)} tokens and one more, of {self._max_model_len}")
@@ -135,14 +148,12 @@ class VllmEngine:
         ids: list[int] = sequence.tolist()
         return ids
 
-    def _prefill(self, sequences: list[list[int]], outputs: Sequence[Ids]) -> list[tuple[Ids, Any]]:
-        from vllm import SamplingParams
+    def _prefill(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        sampling = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=TOP_K, flat_logprobs=True, detokenize=False
-        )
-        prompts = [{"prompt_token_ids": sequence} for sequence in sequences]
+        prompts = [{"prompt_token_ids": self._sequence(request)} for request in requests]
+        wanted = [candidates(request.output_ids, request.candidate_ids, self._vocab_size) for request in requests]
+        sampling = [self._sampling(request, ids) for request, ids in zip(requests, wanted, strict=True)]
         try:
             with _death_watch(self._engine.llm_engine.engine_core, EngineDeadError):
                 results = self._engine.generate(prompts, sampling, use_tqdm=False)
@@ -154,66 +165,50 @@ class VllmEngine:
             # A job time-out lands here: what is left in the engine must not leak into the next batch.
             self._drop()
             raise
-        if len(results) != len(sequences):
+        if len(results) != len(requests):
             raise ReplayError("bad_replay", "the engine left out a sequence")
-        return [_arrange(result.prompt_logprobs, ids) for result, ids in zip(results, outputs, strict=True)]
+        return [self._read(*each) for each in zip(results, requests, wanted, strict=True)]
+
+    def _sampling(self, request: ReplayRequest, ids: Ids) -> Any:
+        from vllm import SamplingParams
+
+        arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "flat_logprobs": True, "detokenize": False}
+        if not self._scores_ids:
+            deeper = request.candidate_ids is not None
+            return SamplingParams(prompt_logprobs=MAX_CANDIDATES if deeper else TOP_K, **arguments)
+        if request.form == "full":
+            arguments["prompt_logprobs"] = TOP_K
+        if self._experts and request.experts:
+            arguments["routed_experts_prompt_start"] = len(request.prompt_ids)
+        # A row scores the token after it: the first output token is the last prompt token's prediction.
+        start = len(request.prompt_ids) - 1
+        return SamplingParams(prompt_logprob_token_ids=ids, prompt_logprob_start=start, **arguments)
+
+    def _read(self, result: Any, request: ReplayRequest, ids: Ids) -> Replay:
+        """The replay that one engine output holds."""
+        experts = None
+        if self._experts and request.experts:
+            captured = result.outputs[0].routed_experts if result.outputs else None
+            experts = output_part(captured, len(request.prompt_ids), len(request.output_ids))
+        if not self._scores_ids:
+            entries = flat_entries(result.prompt_logprobs, len(request.output_ids))
+            rows = full_form(request.output_ids, entries, look_up(entries, ids))
+            return Replay(rows[0], rows[1], "full", None, self.name, rows[2], experts)
+        scores = result.prompt_token_id_logprobs
+        if scores is None:
+            raise ReplayError("bad_replay", "the engine scored no given ids")
+        scored = ids_form(request.output_ids, ids, np.asarray(scores, np.float32))
+        if request.form == "ids":
+            return Replay(*scored, "ids", None, self.name, None, experts)
+        entries = flat_entries(result.prompt_logprobs, len(request.output_ids))
+        rows = full_form(request.output_ids, entries, scored)
+        return Replay(rows[0], rows[1], "full", None, self.name, rows[2], experts)
 
     def _drop(self) -> None:
         try:
             self.close()
         except Exception:
             logger.exception("the reference engine did not stop cleanly")
-
-    def _render(self, request: ReplayRequest) -> Ids | None:
-        """This model's own rendering of the request, or None when this vLLM cannot render it."""
-        if not request.request:
-            return None
-        body = prompt_fields(request.request, self.name)
-        if body is None:
-            return None
-        try:
-            if request.endpoint == "chat":
-                return self._render_chat(body)
-            return self._render_completion(body, prompt_index(request.request, request.choice))
-        except Exception as error:
-            # A request this vLLM refuses is no evidence against the backend, only one comparison less.
-            logger.warning("the reference cannot render a %s request: %s", request.endpoint, type(error).__name__)
-            return None
-
-    def _render_chat(self, body: dict[str, Any]) -> Ids | None:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-        engine = self._engine
-        tokenizer = engine.get_tokenizer()
-        template = body.get("chat_template") or engine.chat_template or getattr(tokenizer, "chat_template", None)
-        # Such a template prints today's date, which may not be the day the backend rendered.
-        if engine.model_config.hf_config.model_type == "gpt_oss" or "strftime_now" in str(template):
-            return None
-        request = ChatCompletionRequest.model_validate(body)
-        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
-        mistral = type(tokenizer).__name__ == "MistralTokenizer"
-        chat = request.build_chat_params(engine.chat_template, "auto").with_defaults(
-            {"tools": tools, "tokenize": mistral}
-        )
-        _, prompts = engine.renderer.render_chat(
-            [request.messages], chat, request.build_tok_params(engine.model_config)
-        )
-        return np.asarray(prompts[0]["prompt_token_ids"], np.int32)
-
-    def _render_completion(self, body: dict[str, Any], index: int) -> Ids | None:
-        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-        from vllm.renderers.inputs.preprocess import parse_model_prompt, prompt_to_seq
-
-        request = CompletionRequest.model_validate(body)
-        if request.prompt is None or request.prompt_embeds is not None or request.suffix is not None:
-            return None
-        prompts = prompt_to_seq(request.prompt)
-        if index >= len(prompts):
-            return None
-        engine = self._engine
-        parsed = parse_model_prompt(engine.model_config, prompts[index])
-        rendered = engine.renderer.render_cmpl([parsed], request.build_tok_params(engine.model_config))
-        return np.asarray(rendered[0]["prompt_token_ids"], np.int32)
 
 
 @contextlib.contextmanager
@@ -239,14 +234,27 @@ def _death_watch(core: Any, error: type[Exception]) -> Iterator[None]:
         over.set()
 
 
-def _arrange(flat: Any, output_ids: Ids) -> tuple[Ids, Any]:
-    """Rows of the output tokens out of vLLM's FlatLogprobs over the whole sequence (the first row is empty)."""
-    if flat is None or len(flat) < len(output_ids) + 1:
+def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the engine: ours, the operator's over them, and what replays cannot do without."""
+    arguments = ENGINE_DEFAULTS | dict(given)
+    most = int(arguments["max_logprobs"])
+    arguments["max_logprobs"] = most if most == -1 else max(most, MAX_CANDIDATES)
+    if arguments.get("enable_return_routed_experts") and "enable_prefix_caching" not in given:
+        # vLLM keeps captured expert ids by the hash of their cache block; replays still read nothing from the cache.
+        arguments["enable_prefix_caching"] = True
+    return arguments
+
+
+def flat_entries(flat: Any, output: int) -> Entries:
+    """Entries of the last `output` rows of vLLM's FlatLogprobs over a whole sequence (whose first row is empty)."""
+    if flat is None or len(flat) < output + 1:
         raise ReplayError("bad_replay", "the engine left out rows of prompt logprobs")
-    starts = np.asarray(flat.start_indices[-len(output_ids) :])
-    counts = np.asarray(flat.end_indices[-len(output_ids) :]) - starts
+    starts = np.asarray(flat.start_indices[-output:])
+    counts = np.asarray(flat.end_indices[-output:]) - starts
     span = slice(int(starts[0]), int(starts[-1] + counts[-1]))
-    row = np.repeat(np.arange(len(output_ids)), counts)
-    ids = np.asarray(flat.token_ids[span], np.int64)
-    logprobs = np.asarray(flat.logprobs[span], np.float64)
-    return replay_rows(output_ids, row, ids, logprobs, np.asarray(flat.ranks[span], np.int64))
+    return Entries(
+        np.repeat(np.arange(output), counts),
+        np.asarray(flat.token_ids[span], np.int64),
+        np.asarray(flat.logprobs[span], np.float64),
+        np.asarray(flat.ranks[span], np.int64),
+    )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import ReplayError
-from verifier_pool.reference.rows import WIDTH, replay_rows
+from verifier_pool.reference.rows import NO_RANK, WIDTH, Entries, replay_rows
 
 
 def arrange(
@@ -15,10 +15,12 @@ def arrange(
     columns = list(zip(*entries, strict=True)) or [()] * 4
     ids, logprobs = replay_rows(
         np.array(emitted, np.int32),
-        np.array(columns[0], np.int64),
-        np.array(columns[1], np.int64),
-        np.array(columns[2], np.float64),
-        np.array(columns[3], np.int64),
+        Entries(
+            np.array(columns[0], np.int64),
+            np.array(columns[1], np.int64),
+            np.array(columns[2], np.float64),
+            np.array(columns[3], np.int64),
+        ),
     )
     return ids.tolist(), logprobs.tolist()
 
@@ -28,6 +30,16 @@ def test_the_emitted_token_comes_first_and_once() -> None:
     assert ids[0][:3] == [7, 1, -1]
     assert logprobs[0][:3] == [-1.5, -0.5, -np.inf]
     assert ids[1][:3] == [2, 9, -1]
+
+
+def test_only_the_twenty_best_are_the_references_own() -> None:
+    deep = [(0, 50, -9.0, 51), *((0, id, -0.1 * id, id + 1) for id in range(64))]
+    ids, _ = arrange([50], deep)
+    assert ids == [[50, *range(20)]]
+    ids, _ = arrange([3], deep)
+    assert ids == [[3, *(id for id in range(20) if id != 3), -1]]
+    unranked = [(0, 50, -9.0, NO_RANK), *((0, id, -0.1 * id, NO_RANK) for id in range(64))]
+    assert arrange([50], unranked)[0] == [[50, *range(20)]]
 
 
 def test_no_output_tokens_are_no_rows() -> None:
