@@ -5,91 +5,132 @@ runtime's sampler, the seed it was given and the parameters it was asked for. Th
 attains max(logprob/T + gumbel) over every subset of the candidates in play that holds it, the claimed top 20
 among them; at T = 0 it attains the largest claimed logprob. Both hold exactly, up to fp32 rounding and ties; no
 calibration and no reference is needed. Measured on vLLM 0.32: 0 violations in 22,805 honest tokens, against
-37–62 % with the seed off by one and 1–9 % when the claim comes from a second pass of the true model.
+37–62 % with the seed off by one and 1–9 % when the claim comes from a second pass of the true model. A grammar masks
+logits before the sampler and before the logprobs alike, so the null holds there too; logit bias, allowed ids, bad
+words, `min_tokens` and the additive penalties are replayed (`policies._processors`), a repetition penalty is not.
 
 The margin is Token-DiFR's (arXiv 2511.20621) with the claim in place of a replay, which makes its null exact.
 
+One generation is one unit of evidence: it is rejected or not. Its tokens share a prompt and whatever fault made one of
+them violate, so a rate per token is never multiplied over them beyond the stated contamination.
+
 The null says nothing of the model itself: a cheap model that reports its own logprobs passes, and `distance`
 must find it.
+
+Speculative decoding draws by other noise. Where it is declared, T = 0 is checked as ever and T > 0 falls back on
+`policies.seedfree`, which rejects or says nothing, and never passes. Where the declared noise is violated, every other
+known one is tried: an answer that fits one of them shows that the runtime changed, and proves no cheating.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from policies import noise
+from policies import _race, noise, seedfree
+from policies._processors import Processed, bad_word_ids, process
+from policies._race import Outcome
 from policies._request import extras
 from policies._tails import binomial_tail
-from policies._truncation import MOST_TOKENS, survivors
+from policies._truncation import MOST_TOKENS
 from policies.checks import Check, Result
-from policies.evidence import MASKED, Evidence
+from policies.evidence import Evidence
+
+__all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "standing_cap"]
 
 NAME = "selection"
-MARGIN_TOLERANCE = 1e-3
-"""Gumbel units by which a sampled token may lose at T > 0: fp32 noise and sums."""
-LOGPROB_ROUNDING = 1e-5
-"""Nats by which an fp32 logprob may be off; divided by T it joins the tolerance."""
-ARGMAX_TOLERANCE = 1e-6
-"""Nats by which a sampled token may lie under the claimed maximum at T = 0; ties are exact."""
 CONTAMINATION = 1e-4
 """Rate per token at which an honest backend is taken to violate anyway (faults, unknown corner cases); the
 level of a reject is computed under it."""
 REJECT_LEVEL = 0.05
 """No reject is stated at a higher level: one violation rejects up to 512 tokens, two up to 3,500. Fewer than that in
 a long answer are inconclusive."""
+FAULT_RATE = 1e-3
+"""Rate per generation at which an honest backend is taken to be rejected here, for evidence over many generations.
+Measured: none of the recorded honest generations is."""
 MOST_SKIPPED = 0.2
 """Share of tokens whose test may hang on an undecided edge before the check says nothing."""
-LOWEST_TEMPERATURE = 0.01
-"""vLLM raises 0 < T < 0.01 to this."""
+FIT_LEVEL = 1e-6
+"""Probability, at most, that tokens drawn by no known noise fit another one as well as they must for `runtime_changed`:
+given the tokens and the claim, fresh Gumbel noise crowns each of them with its own share of the weight."""
+SPECULATIVE_STANDING = "trial"
+"""Highest standing of a backend declared speculative: at T > 0 its tokens are never tied to a seed."""
 
-_Floats = NDArray[np.float64]
-_Flags = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """Per token: by how much it lost (0 when it won), whether that is a violation, whether nothing can be said."""
-
-    margin: _Floats
-    violation: _Flags
-    skipped: _Flags
+_CHANGED = "runtime_changed"
 
 
-def check(evidence: Evidence, *, vocab_size: int | None = None) -> Check:
+def check(
+    evidence: Evidence,
+    *,
+    vocab_size: int | None = None,
+    eos_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] | None = None,
+    declaration_expired: bool = False,
+) -> Check:
     """The selection check of one generation, complete or not.
 
-    `vocab_size` sharpens top-p at T > 1; without it a safe bound is used.
+    Args:
+        vocab_size: sharpens top-p at T > 1; without it a safe bound is used.
+        eos_token_ids: ids that end an answer, without which `min_tokens` cannot be replayed.
+        bad_words: what the tokenizer makes of the request's `bad_words` (`bad_word_ids`); None when unknown.
+        declaration_expired: this backend's declared runtime was contradicted and not declared anew.
 
     Metrics: `tokens`; `checked`, tokens whose outcome is decided; `skipped`, tokens whose outcome hangs on a
     candidate at an undecided edge of top-k, top-p or min-p, or whose claim is unusable; `violations`;
     `violation_rate` of the checked; `worst_margin` in Gumbel units (nats at T = 0); `first_violation`, 0-based
-    position. A reject's `level` is P(Binomial(tokens, 1e-4) ≥ violations), and at most `REJECT_LEVEL`.
+    position. A reject's `level` is P(Binomial(tokens, 1e-4) ≥ violations), and at most `REJECT_LEVEL`. Where another
+    runtime's noise was tried, `fit_log10` is the best fit's log₁₀ probability under fresh noise. At T > 0 under
+    speculative decoding the metrics are those of `seedfree.check`.
     """
     tokens = len(evidence.output_ids)
-    not_replayable = _not_replayable(evidence)
+    not_replayable = _not_replayable(evidence, eos_token_ids, bad_words)
     if not_replayable:
         return Check(NAME, Result.INCONCLUSIVE, not_replayable, by_request=True, metrics={"tokens": tokens})
-    obstacle = _obstacle(evidence)
+    obstacle = _obstacle(evidence, declaration_expired)
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
-    return _judged(_outcome(evidence, vocab_size or MOST_TOKENS), tokens)
+    claim = _processed(evidence, eos_token_ids, bad_words)
+    vocab_size = vocab_size or MOST_TOKENS
+    if evidence.speculative and evidence.sampling.temperature > 0:
+        return seedfree.check(evidence, claim, vocab_size)
+    outcome = _race.run(evidence, claim, evidence.runtime, vocab_size)
+    changed = _changed(evidence, claim, vocab_size) if outcome.violation.any() else None
+    return _judged(outcome, tokens, changed)
 
 
-def _not_replayable(evidence: Evidence) -> str:
+def fit(
+    evidence: Evidence,
+    runtime: str,
+    *,
+    vocab_size: int | None = None,
+    eos_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] | None = None,
+) -> Outcome | None:
+    """How the tokens of one generation at T > 0 fare under the noise of any known runtime; None when untestable."""
+    if _not_replayable(evidence, eos_token_ids, bad_words) or _no_race(evidence, runtime):
+        return None
+    claim = _processed(evidence, eos_token_ids, bad_words)
+    return _race.run(evidence, claim, runtime, vocab_size or MOST_TOKENS)
+
+
+def fitting_runtime(reason: str) -> str | None:
+    """The runtime that a check's reason says the tokens fit, where it says `runtime_changed`."""
+    head, _, rest = reason.partition(": the tokens fit ")
+    return rest.split(",", 1)[0] if head == _CHANGED and rest else None
+
+
+def standing_cap(evidence: Evidence) -> str | None:
+    """The highest standing that this generation's backend can earn, where its declaration limits it."""
+    return SPECULATIVE_STANDING if evidence.speculative else None
+
+
+def _not_replayable(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> str:
     """The request's parameter that changes logits or noise before sampling in a way not replayed here."""
     sampling, others = evidence.sampling, extras(evidence)
     changed = {
         "repetition_penalty": sampling.repetition_penalty != 1.0,
-        "presence_penalty": sampling.presence_penalty != 0.0,
-        "frequency_penalty": sampling.frequency_penalty != 0.0,
-        "logit_bias": bool(sampling.logit_bias),
-        "allowed_token_ids": bool(sampling.allowed_token_ids),
-        "bad_words": bool(sampling.bad_words),
-        "min_tokens": sampling.min_tokens > 0,
+        "bad_words (the model's tokenizer is not declared)": bool(sampling.bad_words) and bad_words is None,
+        "min_tokens (the model's eos_token_ids are not declared)": sampling.min_tokens > 0 and not eos_token_ids,
         "thinking_token_budget": others.thinking_token_budget is not None,
         "watermarking": bool(others.watermarking),
     }
@@ -97,7 +138,7 @@ def _not_replayable(evidence: Evidence) -> str:
     return f"not_replayed: the request sets {', '.join(names)}" if names else ""
 
 
-def _obstacle(evidence: Evidence) -> str:
+def _obstacle(evidence: Evidence, declaration_expired: bool) -> str:
     """Why nothing can be tested, or nothing."""
     sampling = evidence.sampling
     if not len(evidence.output_ids):
@@ -106,11 +147,21 @@ def _obstacle(evidence: Evidence) -> str:
         return "no_claim: there are no claimed logprobs to test against"
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return "bad_temperature: the temperature is no number of 0 or more"
-    if sampling.temperature == 0:
+    if sampling.temperature == 0 or evidence.speculative:
         return ""
-    runtime = noise.RUNTIMES.get(evidence.runtime)
+    if declaration_expired:
+        return (
+            f"declaration_expired: earlier answers did not fit the declared runtime {evidence.runtime!r}; "
+            "declare another or accept it again"
+        )
+    return _no_race(evidence, evidence.runtime)
+
+
+def _no_race(evidence: Evidence, name: str) -> str:
+    """Why the noise of a runtime cannot be recomputed for an answer at T > 0, or nothing."""
+    runtime, sampling = noise.RUNTIMES.get(name), evidence.sampling
     if runtime is None:
-        return f"unknown_runtime: the sampling noise of {evidence.runtime or 'an undeclared runtime'!r} is not known"
+        return f"unknown_runtime: the sampling noise of {name or 'an undeclared runtime'!r} is not known"
     # vLLM takes −1 for no seed.
     if sampling.seed is None or sampling.seed == -1:
         return "no_seed: the request went up without a seed"
@@ -119,58 +170,40 @@ def _obstacle(evidence: Evidence) -> str:
     return ""
 
 
-def _outcome(evidence: Evidence, vocab_size: int) -> _Outcome:
-    tokens = len(evidence.output_ids)
-    rows = min(tokens, len(evidence.claim_ids))
-    ids = evidence.claim_ids[:rows]
-    logprobs = evidence.claim_logprobs[:rows].astype(np.float64)
-    candidates = (ids >= 0) & np.isfinite(logprobs) & (logprobs > MASKED)
-    complete: _Flags = np.any((ids >= 0) & (logprobs <= MASKED), axis=1)
-    usable = candidates[:, 0] & (ids[:, 0] == evidence.output_ids[:rows])
-    logprobs = np.where(candidates, logprobs, -np.inf)
+def _processed(
+    evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None
+) -> Processed:
+    rows = min(len(evidence.output_ids), len(evidence.claim_ids))
+    return process(
+        evidence.sampling,
+        evidence.output_ids,
+        evidence.claim_ids[:rows],
+        evidence.claim_logprobs[:rows],
+        stop_ids=(*eos_token_ids, *evidence.sampling.stop_token_ids),
+        bad_words=bad_words if evidence.sampling.bad_words and bad_words else (),
+    )
+
+
+def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str, float] | None:
+    """The other runtime whose noise the tokens fit without a violation and beyond chance, and the fit's log chance."""
     if evidence.sampling.temperature == 0:
-        margin = logprobs.max(axis=1) - np.where(usable, logprobs[:, 0], np.inf)
-        violation = margin > ARGMAX_TOLERANCE
-        hanging = np.zeros(rows, bool)
-    else:
-        margin, violation, hanging = _raced(evidence, ids, logprobs, candidates, complete, vocab_size)
-    violation &= usable
-    skipped = np.ones(tokens, bool)
-    skipped[:rows] = ~usable | (hanging & ~violation)
-    full_violation = np.zeros(tokens, bool)
-    full_violation[:rows] = violation
-    full_margin = np.zeros(tokens)
-    full_margin[:rows] = np.where(usable & np.isfinite(margin), np.maximum(margin, 0.0), 0.0)
-    return _Outcome(full_margin, full_violation, skipped)
+        return None
+    fits: list[tuple[float, str]] = []
+    for name in noise.RUNTIMES:
+        if name == evidence.runtime or _no_race(evidence, name):
+            continue
+        outcome = _race.run(evidence, claim, name, vocab_size)
+        chance = float(outcome.chance.sum())
+        decided = outcome.skipped.sum() <= MOST_SKIPPED * len(outcome.skipped)
+        if decided and not outcome.violation.any() and chance <= math.log(FIT_LEVEL):
+            fits.append((chance, name))
+    if not fits:
+        return None
+    chance, name = min(fits)
+    return name, chance
 
 
-def _raced(
-    evidence: Evidence,
-    ids: NDArray[np.int32],
-    logprobs: _Floats,
-    candidates: _Flags,
-    complete: _Flags,
-    vocab_size: int,
-) -> tuple[_Floats, _Flags, _Flags]:
-    """Margin, violation and undecided outcome of each token at T > 0."""
-    sampling = evidence.sampling
-    temperature = max(sampling.temperature, LOWEST_TEMPERATURE)
-    tolerance = MARGIN_TOLERANCE + LOGPROB_ROUNDING / temperature
-    assert sampling.seed is not None
-    gumbel = noise.gumbel(evidence.runtime, sampling.seed, len(evidence.prompt_ids), ids)
-    assert gumbel is not None
-    fate = survivors(logprobs, candidates, complete, temperature, sampling, vocab_size)
-    scores = np.where(candidates, logprobs / temperature + gumbel, -np.inf)
-    own = np.where(candidates[:, 0], scores[:, 0], 0.0)
-    margin = np.where(fate.kept, scores, -np.inf).max(axis=1) - own
-    # A token that the cuts exclude can never have been drawn.
-    violation = (margin > tolerance) | fate.dropped[:, 0]
-    undecided = ~fate.kept & ~fate.dropped
-    rival = np.where(undecided[:, 1:], scores[:, 1:], -np.inf).max(axis=1, initial=-np.inf)
-    return margin, violation, undecided[:, 0] | (rival > own + tolerance)
-
-
-def _judged(outcome: _Outcome, tokens: int) -> Check:
+def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None) -> Check:
     violations = int(outcome.violation.sum())
     skipped = int(outcome.skipped.sum())
     checked = tokens - skipped
@@ -184,8 +217,13 @@ def _judged(outcome: _Outcome, tokens: int) -> Check:
         "first_violation": int(outcome.violation.argmax()) if violations else None,
     }
     if violations:
-        level = binomial_tail(tokens, CONTAMINATION, violations)
         words = f"{violations} of {checked} tokens do not win under the claimed logprobs"
+        if changed is not None:
+            name, chance = changed
+            metrics["fit_log10"] = chance / math.log(10)
+            reason = f"{_CHANGED}: the tokens fit {name}, not the declared runtime"
+            return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
+        level = binomial_tail(tokens, CONTAMINATION, violations)
         if level > REJECT_LEVEL:
             return Check(NAME, Result.INCONCLUSIVE, f"few_violations: {words}", metrics=metrics)
         return Check(NAME, Result.REJECT, f"not_sampled_from_claim: {words}", level=level, metrics=metrics)

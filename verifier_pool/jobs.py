@@ -11,6 +11,7 @@ from policies import audit, codec
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence
 from policies.verification import unverified
+from verifier_pool import declarations
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import judge
 from verifier_pool.queue import RETRY_SECONDS
@@ -54,7 +55,7 @@ def give_up(id: str, reason: str) -> None:
 
 
 def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
-    name = choices[0].model
+    name, backend, runtime = choices[0].model, choices[0].backend, choices[0].runtime
     verification = judge(
         choices,
         model=context.settings.models.get(name, NO_MODEL),
@@ -62,8 +63,11 @@ def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
         profile=context.profiles.get(name),
         audited=audit.chosen(context.secret, id, context.settings.audit.rate),
         last_try=_attempt() >= len(RETRY_SECONDS),
+        declaration_expired=declarations.expired(context.store.redis, backend, runtime),
     )
-    context.store.settle(verification)
+    changed = declarations.note(context.store.redis, verification, runtime)
+    if context.store.settle(verification) and changed:
+        declarations.count(context.store.redis, backend)
     return str(verification["verdict"])
 
 

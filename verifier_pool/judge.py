@@ -17,6 +17,7 @@ from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
+from verifier_pool.bad_words import forbidden_ids
 from verifier_pool.reference.base import Reference, ReplayRequest
 
 FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
@@ -31,6 +32,7 @@ def judge(
     profile: Profile | None,
     audited: bool,
     last_try: bool = True,
+    declaration_expired: bool = False,
 ) -> Verification:
     """Judge the choices of one response.
 
@@ -38,6 +40,7 @@ def judge(
         audited: chosen for replay; ignored without a reference.
         last_try: whether a passing trouble of the reference is final; then `distance` is inconclusive with
             its reason.
+        declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
 
     Raises:
         ReplayError: the reference had a passing trouble and this is not the last try.
@@ -48,7 +51,10 @@ def judge(
     replays: Sequence[Replay | ReplayError | None] = [None] * len(choices)
     if audited and reference is not None:
         replays = replay_choices(choices, reference, last_try=last_try)
-    verdicts = [_judge_one(choice, replay, model, profile) for choice, replay in zip(choices, replays, strict=True)]
+    verdicts = [
+        _judge_one(choice, replay, model, profile, declaration_expired)
+        for choice, replay in zip(choices, replays, strict=True)
+    ]
     overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
     return describe(choices, verdicts, overall, time.time())
 
@@ -88,7 +94,13 @@ def _request(choice: Evidence) -> ReplayRequest:
     return ReplayRequest(choice.prompt_ids, choice.output_ids, choice.endpoint, choice.request, choice.index)
 
 
-def cpu_checks(choice: Evidence, model: ModelSettings, rendered_prompt: Ids | None = None) -> list[Check]:
+def cpu_checks(
+    choice: Evidence,
+    model: ModelSettings,
+    rendered_prompt: Ids | None = None,
+    *,
+    declaration_expired: bool = False,
+) -> list[Check]:
     """The checks that need no reference, though `structure` uses its rendering of the prompt where there is one."""
     return [
         structure.check(
@@ -98,14 +110,25 @@ def cpu_checks(choice: Evidence, model: ModelSettings, rendered_prompt: Ids | No
             eos_token_ids=model.eos_token_ids,
             rendered_prompt=rendered_prompt,
         ),
-        selection.check(choice, vocab_size=model.vocab_size),
+        selection.check(
+            choice,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            bad_words=forbidden_ids(choice, model),
+            declaration_expired=declaration_expired,
+        ),
     ]
 
 
 def _judge_one(
-    choice: Evidence, replay: Replay | ReplayError | None, model: ModelSettings, profile: Profile | None
+    choice: Evidence,
+    replay: Replay | ReplayError | None,
+    model: ModelSettings,
+    profile: Profile | None,
+    declaration_expired: bool,
 ) -> Verdict:
-    checks = cpu_checks(choice, model, replay.prompt_ids if isinstance(replay, Replay) else None)
+    rendered = replay.prompt_ids if isinstance(replay, Replay) else None
+    checks = cpu_checks(choice, model, rendered, declaration_expired=declaration_expired)
     if isinstance(replay, Replay):
         checks.append(distance.check(choice, replay, profile))
     elif isinstance(replay, ReplayError):

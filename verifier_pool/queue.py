@@ -8,6 +8,8 @@ Nothing here opens a connection; this is the only module of `verifier_pool` that
     verdict:ID   the verification as JSON, written once (SET NX); first writer wins
     verdicts     channel: an id is published when its verdict is stored
     outbox       sorted set of ids whose verdict still has to go to the webhook, scored by its second
+    declaration:BACKEND  hash of declared runtimes that the backend's answers contradicted, JSON each
+    runtime-changes      hash: by backend, answers that fitted another runtime than the declared one
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ WEBHOOK_JOB = "verifier_pool.webhooks.deliver"
 OPEN = PREFIX + "open"
 OUTBOX = PREFIX + "outbox"
 VERDICTS = PREFIX + "verdicts"
+RUNTIME_CHANGES = PREFIX + "runtime-changes"
 AUDIT_SECRET = PREFIX + "audit-secret"
 WEBHOOK_DISABLED = PREFIX + "webhook-disabled"
 
@@ -60,6 +63,11 @@ def evidence_key(id: str) -> str:
 def verdict_key(id: str) -> str:
     """Key of the verification, JSON."""
     return f"{PREFIX}verdict:{id}"
+
+
+def declaration_key(backend: str) -> str:
+    """Key of the backend's contradicted declarations, a hash by runtime."""
+    return f"{PREFIX}declaration:{backend}"
 
 
 def store_verdict_keys(id: str) -> list[str]:

@@ -122,11 +122,7 @@ def test_greedy_accepts_ties_and_rejects_the_second_best() -> None:
     ("changes", "word"),
     [
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": -0.5}, "frequency_penalty"),
-        ({"logit_bias": ((3, 1.0),)}, "logit_bias"),
-        ({"allowed_token_ids": (3,)}, "allowed_token_ids"),
-        ({"bad_words": ("no",)}, "bad_words"),
+        ({"bad_words": ("no",), "presence_penalty": 0.5}, "bad_words"),
         ({"min_tokens": 4}, "min_tokens"),
     ],
 )

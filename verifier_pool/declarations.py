@@ -1,0 +1,81 @@
+"""Declared runtimes that a backend's own answers contradict, kept in Redis until the operator acts.
+
+A declaration expires when an answer does not fit the declared sampling noise but another known one: an upgrade that
+nobody declared is the usual reason. Until then `selection` says nothing about that backend at T > 0. Declaring another
+runtime leaves the old entry behind; `countersign noise accept BACKEND` removes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import orjson
+from redis import Redis
+
+from policies import selection
+from verifier_pool.queue import RUNTIME_CHANGES, declaration_key
+
+logger = logging.getLogger(__name__)
+
+
+def expired(redis: Redis, backend: str, runtime: str) -> bool:
+    """Whether this declaration of this backend was contradicted."""
+    return bool(redis.hexists(declaration_key(backend), runtime))
+
+
+def entries(redis: Redis, backend: str) -> dict[str, dict[str, Any]]:
+    """Contradicted runtimes of a backend: `fits`, the verification `id` that showed it, `at` (Unix seconds)."""
+    stored = cast("dict[bytes, bytes]", redis.hgetall(declaration_key(backend)))
+    return {name.decode(): orjson.loads(value) for name, value in stored.items()}
+
+
+def accept(redis: Redis, backend: str) -> list[str]:
+    """Take the declarations of a backend at their word again; returns the runtimes that had expired."""
+    names = sorted(entries(redis, backend))
+    redis.delete(declaration_key(backend))
+    return names
+
+
+def count(redis: Redis, backend: str) -> None:
+    """One more answer of this backend fitted another runtime."""
+    redis.hincrby(RUNTIME_CHANGES, backend, 1)
+
+
+def counted(redis: Redis) -> dict[str, int]:
+    """Such answers so far, by backend."""
+    stored = cast("dict[bytes, bytes]", redis.hgetall(RUNTIME_CHANGES))
+    return {name.decode(): int(value) for name, value in stored.items()}
+
+
+def note(redis: Redis, verification: Mapping[str, Any], runtime: str) -> str | None:
+    """Expires the declared `runtime` where a verification says `runtime_changed`; returns the runtime that fits.
+
+    The first to say so alerts: an error in the log. Safe to repeat.
+    """
+    fits = _fitting(verification)
+    if fits is None:
+        return None
+    backend, id = verification["backend"], verification["id"]
+    entry = orjson.dumps({"fits": fits, "id": id, "at": time.time()})
+    if redis.hsetnx(declaration_key(backend), runtime, entry):
+        logger.error(
+            "backend %s does not run its declared runtime %s: answer %s fits %s. Selection is inconclusive at T > 0 "
+            "until another runtime is declared, or `countersign noise accept %s`",
+            backend,
+            runtime,
+            id,
+            fits,
+            backend,
+        )
+    return fits
+
+
+def _fitting(verification: Mapping[str, Any]) -> str | None:
+    checks = [*verification["checks"]]
+    for choice in verification.get("choices", ()):
+        checks += choice["checks"]
+    reasons = (check["reason"] for check in checks if check["name"] == selection.NAME)
+    return next(filter(None, map(selection.fitting_runtime, reasons)), None)
