@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -128,6 +128,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tokens: their output tokens.
         delta: probability that any `mu0` of a cell is too small.
         created: Unix seconds.
+        made: how it came about, for people: versions, machines, arguments. Judges nothing.
     """
 
     key: ProfileKey
@@ -137,6 +138,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delta: float = DELTA
     created: float = 0.0
     version: int = VERSION
+    made: dict[str, str] = {}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Profile:
@@ -205,8 +207,17 @@ class _Versioned(msgspec.Struct):
     version: int = 1
 
 
-def fit(rows: Iterable[Row], key: ProfileKey, *, created: float = 0.0, delta: float = DELTA) -> Profile:
+def fit(
+    rows: Iterable[Row],
+    key: ProfileKey,
+    *,
+    created: float = 0.0,
+    delta: float = DELTA,
+    made: Mapping[str, str] | None = None,
+) -> Profile:
     """A profile from the scores of honest responses, as the checks' `calibration_rows` give them.
+
+    `created` and `made` are stored as given.
 
     Raises:
         ProfileError: a row cannot be used, or no condition has `FEWEST_RESPONSES` different responses.
@@ -218,7 +229,7 @@ def fit(rows: Iterable[Row], key: ProfileKey, *, created: float = 0.0, delta: fl
     cells = fit_cells(rows, delta)
     if not cells:
         raise ProfileError(f"no condition has {FEWEST_RESPONSES} responses of {SHORTEST_BAND} tokens")
-    return Profile(key, cells, len(tokens), sum(tokens.values()), delta, created)
+    return Profile(key, cells, len(tokens), sum(tokens.values()), delta, created, made=dict(made or {}))
 
 
 def response_name(evidence: Evidence) -> str:
