@@ -36,7 +36,7 @@ from policies._truncation import MOST_TOKENS
 from policies.checks import Check, Result
 from policies.evidence import Evidence
 
-__all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "standing_cap"]
+__all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "no_race", "not_replayable", "standing_cap"]
 
 NAME = "selection"
 CONTAMINATION = 1e-4
@@ -83,9 +83,9 @@ def check(
     speculative decoding the metrics are those of `seedfree.check`.
     """
     tokens = len(evidence.output_ids)
-    not_replayable = _not_replayable(evidence, eos_token_ids, bad_words)
-    if not_replayable:
-        return Check(NAME, Result.INCONCLUSIVE, not_replayable, by_request=True, metrics={"tokens": tokens})
+    excuse = not_replayable(evidence, eos_token_ids, bad_words)
+    if excuse:
+        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=True, metrics={"tokens": tokens})
     obstacle = _obstacle(evidence, declaration_expired)
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
@@ -107,7 +107,7 @@ def fit(
     bad_words: Sequence[Sequence[int]] | None = None,
 ) -> Outcome | None:
     """How the tokens of one generation at T > 0 fare under the noise of any known runtime; None when untestable."""
-    if _not_replayable(evidence, eos_token_ids, bad_words) or _no_race(evidence, runtime):
+    if not_replayable(evidence, eos_token_ids, bad_words) or no_race(evidence, runtime):
         return None
     claim = _processed(evidence, eos_token_ids, bad_words)
     return _race.run(evidence, claim, runtime, vocab_size or MOST_TOKENS)
@@ -124,7 +124,7 @@ def standing_cap(evidence: Evidence) -> str | None:
     return SPECULATIVE_STANDING if evidence.speculative else None
 
 
-def _not_replayable(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> str:
+def not_replayable(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> str:
     """The request's parameter that changes logits or noise before sampling in a way not replayed here."""
     sampling, others = evidence.sampling, extras(evidence)
     changed = {
@@ -154,10 +154,10 @@ def _obstacle(evidence: Evidence, declaration_expired: bool) -> str:
             f"declaration_expired: earlier answers did not fit the declared runtime {evidence.runtime!r}; "
             "declare another or accept it again"
         )
-    return _no_race(evidence, evidence.runtime)
+    return no_race(evidence, evidence.runtime)
 
 
-def _no_race(evidence: Evidence, name: str) -> str:
+def no_race(evidence: Evidence, name: str) -> str:
     """Why the noise of a runtime cannot be recomputed for an answer at T > 0, or nothing."""
     runtime, sampling = noise.RUNTIMES.get(name), evidence.sampling
     if runtime is None:
@@ -190,7 +190,7 @@ def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str
         return None
     fits: list[tuple[float, str]] = []
     for name in noise.RUNTIMES:
-        if name == evidence.runtime or _no_race(evidence, name):
+        if name == evidence.runtime or no_race(evidence, name):
             continue
         outcome = _race.run(evidence, claim, name, vocab_size)
         chance = float(outcome.chance.sum())
