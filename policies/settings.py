@@ -126,7 +126,7 @@ class BackendSettings(_Section):
         engine: declared engine version, hardware and kernels, such as `vllm 0.32.0, H200, CUDA graphs`; part of the
             profile's key.
         speculative: it decodes speculatively, which draws by other noise at T > 0; selection then falls back to
-            tests that need no seed, and its answers never pass there.
+            tests that need no seed, and its answers never pass there. Its standing goes no higher than `trial`.
         served_model: the model's name at the backend, when it differs.
         routed_experts: what to do with streams on a mixture-of-experts backend, whose streams carry no
             expert ids: `stream` relays them and leaves routing inconclusive, `buffer` asks upstream without
