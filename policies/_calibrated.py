@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.checks import Check, Result
-from policies.evidence import Evidence, Replay
+from policies.evidence import MASKED, Evidence, Replay
 from policies.profile import SHORTEST_BAND, Placement, Profile
 
 REJECT_TAIL = 1e-4
 """Parametric tail probability under which a score beyond every calibrated one rejects."""
 PASS_LEVEL = 1e-2
 """A score less probable than this, counted or extrapolated, does not pass."""
+
+_POSITIVE = 1e-3
+"""Nats above 0 that rounding explains in a replay."""
 
 Metrics = Mapping[str, "float | int | None"]
 
@@ -52,6 +58,39 @@ def placed(
     return _decided(
         name, place, metrics, f"{words} is {score:.4g}, {place.n} honest answers stay within {place.usual:.4g}"
     )
+
+
+def forms(evidence: Evidence, replay: Replay) -> tuple[Replay, ...]:
+    """The replay, and for one of form `full` also what form `ids` would have told: the claimed ids alone."""
+    if replay.form != "full":
+        return (replay,)
+    claimed = (replay.ids[:, :, None] == evidence.claim_ids[: len(replay.ids), None, :]).any(axis=2)
+    claimed[:, :1] = True
+    ids = np.where(claimed, replay.ids, -1).astype(np.int32)
+    logprobs = np.where(claimed, replay.logprobs, -np.inf).astype(np.float32)
+    return replay, Replay(ids, logprobs, "ids", replay.prompt_ids, replay.reference)
+
+
+def winsorised_mean(values: NDArray[np.float64], cut: int) -> float:
+    """Mean with the `cut` largest values cut back to the largest of the others; 0 when there are no others."""
+    if len(values) <= cut:
+        return 0.0
+    ordered = np.sort(np.nan_to_num(values))
+    return float(np.minimum(ordered, ordered[len(ordered) - cut - 1]).mean())
+
+
+def replay_trouble(evidence: Evidence, replay: Replay) -> str:
+    """Why a replay cannot be used, or nothing. A reference that failed to compute is no fault of the backend's."""
+    if replay.ids.ndim != 2 or replay.ids.shape != replay.logprobs.shape or not replay.ids.size:
+        return "bad_replay: the replay holds no logprobs"
+    if len(replay.ids) != len(evidence.output_ids) or not np.array_equal(replay.ids[:, 0], evidence.output_ids):
+        return "bad_replay: the replay is of other tokens"
+    listed = replay.ids >= 0
+    if bool(np.isnan(replay.logprobs[listed]).any()) or bool((replay.logprobs[listed] > _POSITIVE).any()):
+        return "bad_replay: a replayed logprob is not a number, or is positive"
+    if not bool((listed & np.isfinite(replay.logprobs) & (replay.logprobs > MASKED)).any(axis=1).all()):
+        return "bad_replay: the replay holds nothing at a token"
+    return ""
 
 
 def _outside(evidence: Evidence, replay: Replay, profile: Profile | None, length: int) -> str:

@@ -17,13 +17,14 @@ SHORTEST_BAND = 16
 """Positions under which one response says too little."""
 FEWEST_RESPONSES = 8
 """Responses a cell needs."""
+FEWEST_DRIFTING = 3
+"""Scores above 0 that a cell needs for its spread to be known."""
 LEAST_SD = 0.05
 """Least standard deviation of a log score: a handful of responses may agree by chance."""
 DIGITS = 6
 """Significant digits of a score, in the profile and wherever one is compared with it."""
 EDGES = (0.0, 0.5, 1.0, 1.5, math.inf)
 """Ends of the temperature bands."""
-_FLOOR_SHARE = 0.1
 _Place = tuple[str, str, str, int, int]
 """Check, form, label, temperature band, length band."""
 
@@ -52,6 +53,23 @@ class Row:
     tokens: int = 0
 
 
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Mean and standard deviation of log(score + floor) over n responses."""
+
+    mean: float
+    sd: float
+    n: int
+
+    def tail(self, score: float, floor: float) -> float:
+        """P(one more honest score ≥ this) if log(score + floor) is normal.
+
+        (x − mean)/(sd·√(1 + 1/n)) then follows Student's t with n − 1 degrees of freedom. Levels far below 1/n
+        extrapolate that shape beyond what was seen; few responses make the bound wide by themselves.
+        """
+        deviation = math.log(score + floor) - self.mean
+        return student_tail(deviation / (max(self.sd, LEAST_SD) * math.sqrt(1 + 1 / self.n)), self.n - 1)
+
+
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Scores of one check and form, under one condition, in one temperature and one length band.
 
@@ -60,9 +78,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         length: where the length band begins.
         scores: ascending, one per response.
         mu0: upper bound on the probability of a score above all of them.
-        floor: added to a score before its logarithm is taken.
-        mean, sd: of log(score + floor) over the responses that score above 0; None when those are too few.
-        spread_n: how many those are.
+        floor: added to a score before its logarithm is taken; one for all cells of a check and form.
+        spread: None where too few responses fill the band, or hardly any scores above 0.
     """
 
     check: str
@@ -73,9 +90,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores: tuple[float, ...]
     mu0: float
     floor: float
-    mean: float | None = None
-    sd: float | None = None
-    spread_n: int = 0
+    spread: Spread | None = None
 
     @property
     def n(self) -> int:
@@ -87,17 +102,20 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         at_least = self.n - int(np.searchsorted(self.scores, score, side="left"))
         return (1 + at_least) / (self.n + 1)
 
-    def tail(self, score: float) -> float | None:
-        """P(one more honest score ≥ this) if log(score + floor) is normal; None without a spread.
 
-        (x − mean)/(sd·√(1 + 1/n)) then follows Student's t with n − 1 degrees of freedom. Levels far below 1/n
-        extrapolate that shape beyond what was seen; few responses make the bound wide by themselves.
-        """
-        if self.mean is None or self.sd is None:
-            return None
-        deviation = math.log(score + self.floor) - self.mean
-        scale = max(self.sd, LEAST_SD) * math.sqrt(1 + 1 / self.spread_n)
-        return student_tail(deviation / scale, self.spread_n - 1)
+def spreads(cells: Iterable[Cell]) -> list[Spread]:
+    """The spreads that speak for these cells: their own, or where none has one, those of their scores pooled by length.
+
+    Pooling conditions and temperatures makes a spread wider than theirs.
+    """
+    cells = tuple(cells)
+    own = [cell.spread for cell in cells if cell.spread is not None]
+    if own:
+        return own
+    pooled: dict[int, list[float]] = defaultdict(list)
+    for cell in cells:
+        pooled[cell.length] += cell.scores
+    return [spread for scores in pooled.values() if (spread := _spread(scores, cells[0].floor)) is not None]
 
 
 def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
@@ -113,7 +131,7 @@ def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
             raise ProfileError(f"a row cannot be used: {row}")
         band = max(length_band(row.length), SHORTEST_BAND)
         group = groups[row.check, row.form, row.arm, temperature_band(row.temperature), band]
-        measured = rounded(row.score), row.length >= SHORTEST_BAND and row.score > 0
+        measured = rounded(row.score), row.length >= SHORTEST_BAND
         response = row.response or f"#{number}"
         group[response] = max(group.get(response, measured), measured)
     kept = {place: sorted(group.values()) for place, group in groups.items() if len(group) >= FEWEST_RESPONSES}
@@ -154,29 +172,31 @@ def validate(cell: Cell) -> None:
     scores = np.array(cell.scores)
     if len(scores) < 2 or bool((scores[1:] < scores[:-1]).any()) or not scores[0] >= 0 or not math.isfinite(scores[-1]):
         raise ProfileError(f"{where} needs at least two scores of 0 or more, in ascending order")
-    if not (0 < cell.mu0 < 1 and cell.floor > 0 and (cell.mean is None) == (cell.sd is None)):
-        raise ProfileError(f"{where} has an impossible mu0, floor or spread")
-    if cell.sd is not None and not (cell.sd >= 0 and math.isfinite(cell.mean or 0) and cell.spread_n >= 2):
+    if not (0 < cell.mu0 < 1 and cell.floor > 0 and math.isfinite(cell.floor)):
+        raise ProfileError(f"{where} has an impossible mu0 or floor")
+    spread = cell.spread
+    if spread is not None and not (spread.sd >= 0 and math.isfinite(spread.mean) and spread.n >= 2):
         raise ProfileError(f"{where} has a spread from fewer than two responses, or none")
 
 
 def _floors(kept: dict[_Place, list[tuple[float, bool]]]) -> dict[tuple[str, str], float]:
-    """By check and form: a tenth of the median score, so that scores far under the usual ones are alike."""
+    """By check and form: the mean score, so that scores far under the usual ones are alike. 1 where nothing drifts."""
     pooled: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (check, form, *_), measured in kept.items():
-        pooled[check, form] += [score for score, spreads in measured if spreads]
-    return {
-        place: rounded(_FLOOR_SHARE * float(np.median(pooled[place]))) if pooled[place] else 1.0
-        for place in {place[:2] for place in kept}
-    }
+        pooled[check, form] += [score for score, whole in measured if whole]
+    means = {place: rounded(float(np.mean(scores or [0.0]))) for place, scores in pooled.items()}
+    return {place: mean or 1.0 for place, mean in means.items()}
 
 
 def _cell(place: _Place, measured: list[tuple[float, bool]], floor: float, delta: float) -> Cell:
     mu0 = -math.expm1(math.log(delta) / len(measured))
-    cell = Cell(*place, scores=tuple(score for score, _ in measured), mu0=mu0, floor=floor)
-    drifting = np.array([score for score, spreads in measured if spreads])
+    spread = _spread([score for score, whole in measured if whole], floor)
+    return Cell(*place, scores=tuple(score for score, _ in measured), mu0=mu0, floor=floor, spread=spread)
+
+
+def _spread(scores: list[float], floor: float) -> Spread | None:
     # What hardly ever left 0 has no spread to judge the next answer by.
-    if len(drifting) < FEWEST_RESPONSES:
-        return cell
-    logs = np.log(drifting + floor)
-    return msgspec.structs.replace(cell, mean=float(logs.mean()), sd=float(logs.std(ddof=1)), spread_n=len(drifting))
+    if len(scores) < FEWEST_RESPONSES or np.count_nonzero(scores) < FEWEST_DRIFTING:
+        return None
+    logs = np.log(np.array(scores) + floor)
+    return Spread(float(logs.mean()), float(logs.std(ddof=1)), len(scores))

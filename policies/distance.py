@@ -26,18 +26,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._calibrated import placed
+from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
 from policies._comparison import Comparison, compare
 from policies.checks import Check, Result
-from policies.evidence import MASKED, Evidence, Replay
+from policies.evidence import Evidence, Replay
 from policies.profile import SHORTEST_BAND, Profile, Row, bands, response_name
 
 NAME = "distance"
 WINSORISED = 16
 """One position in so many is cut back to the largest of the others."""
-
-_POSITIVE = 1e-3
-"""Nats above 0 that rounding explains in a replay."""
 
 _Metrics = dict[str, "float | int | None"]
 _Floats = NDArray[np.float64]
@@ -82,7 +79,7 @@ def calibration_rows(evidence: Evidence, replay: Replay, *, arm: str = "") -> li
                 arm,
                 evidence.sampling.temperature,
                 length,
-                winsorised_mean(values[:length]),
+                _score(values[:length]),
                 response_name(evidence),
                 len(evidence.output_ids),
             )
@@ -123,24 +120,10 @@ def check(evidence: Evidence, replay: Replay, profile: Profile | None) -> Check:
     return found
 
 
-def forms(evidence: Evidence, replay: Replay) -> tuple[Replay, ...]:
-    """The replay, and for one of form `full` also what form `ids` would have told: the claimed ids alone."""
-    if replay.form != "full":
-        return (replay,)
-    claimed = (replay.ids[:, :, None] == evidence.claim_ids[: len(replay.ids), None, :]).any(axis=2)
-    claimed[:, :1] = True
-    ids = np.where(claimed, replay.ids, -1).astype(np.int32)
-    logprobs = np.where(claimed, replay.logprobs, -np.inf).astype(np.float32)
-    return replay, Replay(ids, logprobs, "ids", replay.prompt_ids, replay.reference)
-
-
-def winsorised_mean(values: _Floats) -> float:
-    """Mean of at least 16 values, the largest sixteenth of which is cut back to the next one; fewer are filled up
-    with zeros."""
-    ordered = np.sort(np.nan_to_num(values))
-    ordered = np.concatenate([np.zeros(max(0, SHORTEST_BAND - len(ordered))), ordered])
-    cut = len(ordered) // WINSORISED
-    return float(np.minimum(ordered, ordered[-cut - 1]).mean())
+def _score(values: _Floats) -> float:
+    """Winsorised mean over drifting positions; fewer than 16 are filled up with positions that do not drift."""
+    values = np.concatenate([values, np.zeros(max(0, SHORTEST_BAND - len(values)))])
+    return winsorised_mean(values, len(values) // WINSORISED)
 
 
 def _metrics(comparison: Comparison, tokens: int, *, full: bool) -> _Metrics:
@@ -161,7 +144,7 @@ def _metrics(comparison: Comparison, tokens: int, *, full: bool) -> _Metrics:
         "claimed_mass": _mean(comparison.claimed),
         "drift_tokens": len(drifting),
         "drift_topk": _mean(comparison.spread[drifting]) or 0.0,
-        "score": winsorised_mean(comparison.apart[drifting]),
+        "score": _score(comparison.apart[drifting]),
     }
 
 
@@ -171,20 +154,6 @@ def _obstacle(evidence: Evidence, replay: Replay) -> str:
     if not evidence.claim_ids.size or evidence.claim_ids.shape != evidence.claim_logprobs.shape:
         return "no_claim: there are no claimed logprobs to compare"
     return replay_trouble(evidence, replay)
-
-
-def replay_trouble(evidence: Evidence, replay: Replay) -> str:
-    """Why a replay cannot be used, or nothing. A reference that failed to compute is no fault of the backend's."""
-    if replay.ids.ndim != 2 or replay.ids.shape != replay.logprobs.shape or not replay.ids.size:
-        return "bad_replay: the replay holds no logprobs"
-    if len(replay.ids) != len(evidence.output_ids) or not np.array_equal(replay.ids[:, 0], evidence.output_ids):
-        return "bad_replay: the replay is of other tokens"
-    listed = replay.ids >= 0
-    if bool(np.isnan(replay.logprobs[listed]).any()) or bool((replay.logprobs[listed] > _POSITIVE).any()):
-        return "bad_replay: a replayed logprob is not a number, or is positive"
-    if not bool((listed & np.isfinite(replay.logprobs) & (replay.logprobs > MASKED)).any(axis=1).all()):
-        return "bad_replay: the replay holds nothing at a token"
-    return ""
 
 
 def _mean(values: _Floats) -> float | None:

@@ -34,10 +34,12 @@ from policies._cells import (
     SHORTEST_BAND,
     Cell,
     Row,
+    Spread,
     bands,
     fit_cells,
     length_band,
     rounded,
+    spreads,
     temperature_band,
     validate,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "Profile",
     "ProfileKey",
     "Row",
+    "Spread",
     "bands",
     "fit",
     "length_band",
@@ -98,8 +101,8 @@ class Placement:
         p: conformal p-value in the most lenient matching cell.
         n: that cell's calibration responses.
         beyond: the score lies above every calibration score of every matching cell.
-        tail: parametric tail probability, the largest over the matching cells that have one, or over the profile's
-            other cells of the check and form when none has. None when nothing ever drifted.
+        tail: parametric tail probability, the largest over the spreads of the matching cells. None when nothing ever
+            drifted; then nothing rejects and every bet is 0.
         bet, mu0: for `betting.bounded`.
         usual: largest calibrated score of the matching cells.
         label: condition of the most lenient cell.
@@ -188,15 +191,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         score = rounded(score)
         usual = max(cell.scores[-1] for cell in matching)
         p, n, label = max((cell.p(score), cell.n, cell.label) for cell in matching)
-        tails = [tail for cell in matching if (tail := cell.tail(score)) is not None]
-        if not tails:
-            tails = [tail for cell in cells if (tail := cell.tail(score)) is not None]
+        known = spreads(matching)
+        floor = matching[0].floor
         return Placement(
             p=p,
             n=n,
             beyond=score > usual,
-            tail=max(tails) if tails else None,
-            bet=_bet(score, usual, matching),
+            tail=max((spread.tail(score, floor) for spread in known), default=None),
+            bet=_bet(score, usual, floor, known),
             mu0=max(cell.mu0 for cell in matching),
             usual=usual,
             label=label,
@@ -258,13 +260,11 @@ def _matching(cells: list[Cell], temperature: float, length: int) -> list[Cell]:
             if known is None or cell.length > known.length:
                 longest[cell.label, cell.temperature] = cell
     matching = [cell for cell in longest.values() if length <= cell.length * LONGEST_REACH]
-    return cells if matching and all(cell.sd is None for cell in matching) else matching
+    return cells if matching and all(cell.spread is None for cell in matching) else matching
 
 
-def _bet(score: float, usual: float, cells: list[Cell]) -> float:
-    spreads = [cell.sd for cell in cells if cell.sd is not None]
-    if not spreads or score <= usual:
+def _bet(score: float, usual: float, floor: float, known: list[Spread]) -> float:
+    if not known or score <= usual:
         return 0.0
-    reach = max(BET_REACH * max(spreads), LEAST_BET_REACH)
-    floor = cells[0].floor
+    reach = max(BET_REACH * max(spread.sd for spread in known), LEAST_BET_REACH)
     return min(1.0, math.log((score + floor) / (usual + floor)) / reach)

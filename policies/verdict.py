@@ -2,11 +2,15 @@
 
 any check rejects                                                            → reject
 else any is withheld                                                         → withheld
-audited, structure and distance (and margin, where it was run) pass, and
-  selection passes or does not apply because of the request                  → pass
+audited, structure and distance pass, and selection and margin each pass or
+  do not apply because of the request                                        → pass
 not audited, structure passes, selection as above                            → unaudited
 no checks at all                                                             → unverified
 anything else                                                                → inconclusive
+
+What the client asked for (a repetition penalty, say) can keep selection and margin from applying, and both for the
+same reasons. That is the client's choice and no doubt about the backend, so it stands in no answer's way to `pass`,
+and the check says so itself. Everything else that keeps a check from deciding does.
 """
 
 from __future__ import annotations
@@ -72,12 +76,11 @@ def _word(checks: tuple[Check, ...], audited: bool) -> VerdictWord:
         return VerdictWord.REJECT
     if Result.WITHHELD in results:
         return VerdictWord.WITHHELD
-    if not (_passes(checks, "structure") and _selection_is_clean(checks)):
+    if not (_passes(checks, "structure") and _clean(checks, "selection")):
         return VerdictWord.INCONCLUSIVE
     if not audited:
         return VerdictWord.UNAUDITED
-    margin_run = any(check.name == "margin" for check in checks)
-    if _passes(checks, "distance") and (not margin_run or _passes(checks, "margin")):
+    if _passes(checks, "distance") and _clean(checks, "margin"):
         return VerdictWord.PASS
     return VerdictWord.INCONCLUSIVE
 
@@ -87,9 +90,12 @@ def _passes(checks: tuple[Check, ...], name: str) -> bool:
     return bool(named) and all(check.result is Result.PASS for check in named)
 
 
-def _selection_is_clean(checks: tuple[Check, ...]) -> bool:
-    named = [check for check in checks if check.name == "selection"]
-    return bool(named) and all(check.result is Result.PASS or check.by_request for check in named)
+def _clean(checks: tuple[Check, ...], name: str) -> bool:
+    """Passes, or does not apply because of the request."""
+    named = [check for check in checks if check.name == name]
+    return bool(named) and all(
+        check.result is Result.PASS or (check.result is Result.INCONCLUSIVE and check.by_request) for check in named
+    )
 
 
 def _severity(check: Check) -> tuple[int, bool, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from policies import distance, selection, structure
+from policies import distance, margin, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Replay
@@ -38,8 +38,8 @@ def judge(
 
     Args:
         audited: chosen for replay; ignored without a reference.
-        last_try: whether a passing trouble of the reference is final; then `distance` is inconclusive with
-            its reason.
+        last_try: whether a passing trouble of the reference is final; then `distance` and `margin` are inconclusive
+            with its reason.
         declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
 
     Raises:
@@ -130,9 +130,20 @@ def _judge_one(
     rendered = replay.prompt_ids if isinstance(replay, Replay) else None
     checks = cpu_checks(choice, model, rendered, declaration_expired=declaration_expired)
     if isinstance(replay, Replay):
+        contradicted = declaration_expired or any(selection.fitting_runtime(check.reason) for check in checks)
         checks.append(distance.check(choice, replay, profile))
+        checks.append(
+            margin.check(
+                choice,
+                replay,
+                profile,
+                eos_token_ids=model.eos_token_ids,
+                bad_words=forbidden_ids(choice, model),
+                contradicted=contradicted,
+            )
+        )
     elif isinstance(replay, ReplayError):
-        checks.append(Check("distance", Result.INCONCLUSIVE, replay.reason))
+        checks += [Check(name, Result.INCONCLUSIVE, replay.reason) for name in (distance.NAME, margin.NAME)]
     if model.experts:
         checks.append(_routing(choice))
     return combine(checks, audited=replay is not None)

@@ -1,0 +1,270 @@
+"""Would the reference have drawn these tokens, with the request's own seed?
+
+Null hypothesis, calibrated: the declared model drew the tokens with the declared runtime's noise, the request's seed
+and the request's parameters, and differs from the reference by no more than the kernels, batches and chunks of one of
+the profile's conditions. Then a token loses the reference's race only where drift turned a near tie, and by little
+more than the drift. One unit is one response; its tokens are not independent.
+
+The statistic is Token-DiFR's margin (arXiv 2511.20621): in nats, the most by which another candidate's
+r(v) + T·g(v) exceeds the emitted token's, g being the seed's Gumbel noise; at T = 0, r(max) − r(y). In nats drift
+means the same at every temperature. The claim's logprobs play no part, so no bending of them helps, and neither does
+omitting the token that should have won: candidates are the claimed ids and the reference's own twenty best. What the
+claim shows in such places is no second witness: whoever lets the claim pass `selection` lifts the emitted token
+there by at least the margin.
+
+A token counts (min(margin, 0.5)/0.5)². Squares set what lies beyond honest drift apart from the many near ties: on an
+H200 margins over 0.2 nats are 100 times as frequent under FP8 weights as in an honest second pass (5.1 % of tokens
+against 0.05 %), margins over 0.001 only 8 times. In the response that is judged the largest is cut back to the second largest, one
+for every 64 tokens, so that one bad token does not convict. Calibration responses are left as they are: few honest
+answers lose two tokens, and the null of what is hardly ever above 0 would know no spread. That favours the honest.
+
+A reference's cut by top-k, top-p or min-p falls elsewhere than the backend's, so a rival races only when it would
+survive half a nat lower, and the emitted token is impossible only when it would be cut half a nat higher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies import noise
+from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
+from policies._cuts import Cuts
+from policies._processors import process
+from policies._race import LOWEST_TEMPERATURE
+from policies.checks import Check, Result
+from policies.evidence import Evidence, Replay
+from policies.profile import SHORTEST_BAND, Profile, Row, bands, response_name
+from policies.selection import no_race, not_replayable
+
+NAME = "margin"
+CAP = 0.5
+"""Nats from which a margin counts in full."""
+WINSORISED = 64
+"""One token in so many, at least one, is cut back to the largest of the others."""
+NEAR_TIE = 1e-3
+"""Nats up to which a margin is rounding."""
+RIVALS = 3
+"""Best-placed candidates that are looked at per token; with cuts, those that certainly survive among them race."""
+RIVAL_MARGIN = 0.2
+"""Nats by which an omitted token must win to be reported."""
+MOST_UNDECIDED = 0.2
+"""Share of tokens whose winner may hang on a cut, or that everything is masked for, before nothing passes."""
+
+_Floats = NDArray[np.float64]
+_Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Per token, (G,).
+
+    Attributes:
+        margin: nats by which the token loses to a rival that is certainly in play, at least 0; inf where it can
+            never have been drawn.
+        decided: something can be said of it.
+        hanging: a rival beats it that may or may not have been cut.
+        omitted: a rival beats it by `RIVAL_MARGIN` that is among the reference's best and not in the claim.
+    """
+
+    margin: _Floats
+    decided: _Flags
+    hanging: _Flags
+    omitted: _Flags
+
+    def weights(self) -> _Floats:
+        """What each decided token counts, in [0, 1]."""
+        return (np.minimum(self.margin[self.decided], CAP) / CAP) ** 2
+
+
+def check(
+    evidence: Evidence,
+    replay: Replay,
+    profile: Profile | None,
+    *,
+    eos_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] | None = None,
+    contradicted: bool = False,
+) -> Check:
+    """The margin check of one generation against its profile: see `_calibrated.placed` for the decision.
+
+    On a replay of form `ids` it may reject but never passes: a rival that the claim leaves out is not seen there.
+
+    Args:
+        eos_token_ids, bad_words: as for `selection.check`.
+        contradicted: the declared runtime's noise is known not to be this backend's; then nothing is said at T > 0.
+
+    Metrics: `tokens`; `checked`; `undecided`, tokens whose winner hangs on a cut; `losing`, tokens with a margin over
+    0.001 nats; `losing_far`, over 0.2; `worst_margin` in nats; `omitted_rivals`, tokens beaten by over 0.2 nats by one
+    of the reference's best twenty that the claim leaves out; and those of the decision.
+    """
+    tokens = len(evidence.output_ids)
+    excuse = _by_request(evidence, eos_token_ids, bad_words)
+    if excuse:
+        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=True, metrics={"tokens": tokens})
+    obstacle = _obstacle(evidence, replay)
+    if contradicted and evidence.sampling.temperature > 0:
+        obstacle = f"runtime_changed: answers do not fit the noise of the declared runtime {evidence.runtime!r}"
+    if obstacle:
+        return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
+    margins = measure(evidence, replay, eos_token_ids=eos_token_ids, bad_words=bad_words)
+    weights = margins.weights()
+    metrics = _metrics(margins)
+    if tokens < SHORTEST_BAND:
+        reason = f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed"
+        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
+    found = placed(
+        NAME,
+        evidence,
+        replay,
+        profile,
+        score=_score(weights),
+        length=len(weights),
+        metrics=metrics,
+        words="how far tokens lose under the request's seed",
+    )
+    if found.result is not Result.PASS:
+        return found
+    unclear = tokens - int(margins.decided.sum()) + int(margins.hanging.sum())
+    if unclear > MOST_UNDECIDED * tokens:
+        reason = f"undecided: the outcome of {unclear} of {tokens} tokens cannot be decided"
+        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=found.metrics)
+    if replay.form == "ids":
+        reason = "ids_form: the reference was asked for the claimed ids alone"
+        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=found.metrics)
+    return found
+
+
+def calibration_rows(
+    evidence: Evidence,
+    replay: Replay,
+    *,
+    arm: str = "",
+    eos_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] | None = None,
+) -> list[Row]:
+    """Rows of one honest response for `profile.fit`: one per length band it fills, of its first 16, 32, … tokens.
+
+    A replay of form `full` gives rows of both forms. Empty for a response that the check could not judge.
+    """
+    if _by_request(evidence, eos_token_ids, bad_words) or _obstacle(evidence, replay):
+        return []
+    rows: list[Row] = []
+    name, tokens = response_name(evidence), len(evidence.output_ids)
+    for view in forms(evidence, replay):
+        weights = measure(evidence, view, eos_token_ids=eos_token_ids, bad_words=bad_words).weights()
+        rows += [
+            Row(
+                NAME,
+                view.form,
+                arm,
+                evidence.sampling.temperature,
+                length,
+                float(weights[:length].mean()),
+                name,
+                tokens,
+            )
+            for length in bands(len(weights))
+        ]
+    return rows
+
+
+def measure(
+    evidence: Evidence,
+    replay: Replay,
+    *,
+    eos_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] | None = None,
+) -> Margins:
+    """The margin of every token. The noise must be known and the replay be of these tokens."""
+    sampling = evidence.sampling
+    shown = process(
+        sampling,
+        evidence.output_ids,
+        replay.ids,
+        replay.logprobs,
+        stop_ids=(*eos_token_ids, *sampling.stop_token_ids),
+        bad_words=bad_words if sampling.bad_words and bad_words else (),
+    )
+    temperature = max(sampling.temperature, LOWEST_TEMPERATURE) if sampling.temperature > 0 else 0.0
+    scores = shown.logprobs
+    if temperature > 0:
+        assert sampling.seed is not None
+        gumbel = noise.gumbel(evidence.runtime, sampling.seed, len(evidence.prompt_ids), replay.ids)
+        assert gumbel is not None
+        scores = np.where(shown.candidates, scores + temperature * gumbel, -np.inf)
+    possible = shown.candidates[:, 0]
+    own = np.where(possible, scores[:, 0], 0.0)
+    best = _best(scores)
+    lead = np.take_along_axis(scores, best, axis=1) - own[:, None]
+    certain, cut = np.ones(best.shape, bool), np.zeros(len(best), bool)
+    if temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0):
+        cuts = Cuts(shown.logprobs, replay, sampling, temperature)
+        certain = cuts.survives(np.take_along_axis(shown.logprobs, best, axis=1))
+        cut = cuts.falls(shown.logprobs[:, 0])
+    margin = np.maximum(np.where(certain, lead, -np.inf).max(axis=1, initial=0.0), 0.0)
+    beating = lead > RIVAL_MARGIN
+    unclaimed = _unclaimed(evidence, replay, best)
+    return Margins(
+        margin=np.where(possible & ~cut, margin, np.inf),
+        decided=~shown.blank,
+        hanging=possible & ~cut & (np.where(certain, -np.inf, lead) > np.maximum(margin, 0.0)[:, None]).any(axis=1),
+        omitted=possible & (beating & certain & unclaimed).any(axis=1),
+    )
+
+
+def _best(scores: _Floats) -> NDArray[np.intp]:
+    """Columns of the best-placed rivals, (G, up to `RIVALS`)."""
+    width = scores.shape[1] - 1
+    if width <= RIVALS:
+        return np.broadcast_to(np.arange(1, width + 1), (len(scores), width))
+    return np.argpartition(scores[:, 1:], width - RIVALS, axis=1)[:, width - RIVALS :] + 1
+
+
+def _unclaimed(evidence: Evidence, replay: Replay, columns: NDArray[np.intp]) -> _Flags:
+    """Which of these entries of the replay are the reference's own and not in the claim."""
+    ids = np.take_along_axis(replay.ids, columns, axis=1)
+    found: _Flags = np.zeros(columns.shape, np.bool_)
+    rows = min(len(ids), len(evidence.claim_ids))
+    if replay.form == "full":
+        found[:rows] = (ids[:rows, :, None] != evidence.claim_ids[:rows, None, :]).all(axis=2)
+    return found
+
+
+def _score(weights: _Floats) -> float:
+    return winsorised_mean(weights, max(1, len(weights) // WINSORISED))
+
+
+def _metrics(margins: Margins) -> dict[str, float | int | None]:
+    finite = margins.margin[margins.decided & np.isfinite(margins.margin)]
+    return {
+        "tokens": len(margins.margin),
+        "checked": int(margins.decided.sum()),
+        "undecided": int(margins.hanging.sum()),
+        "losing": int((margins.margin[margins.decided] > NEAR_TIE).sum()),
+        "losing_far": int((margins.margin[margins.decided] > RIVAL_MARGIN).sum()),
+        "worst_margin": float(finite.max()) if len(finite) else None,
+        "omitted_rivals": int(margins.omitted.sum()),
+    }
+
+
+def _by_request(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> str:
+    if evidence.sampling.grammar:
+        return "grammar: a grammar masked what could be drawn, the reference's logits are unmasked"
+    return not_replayable(evidence, eos_token_ids, bad_words)
+
+
+def _obstacle(evidence: Evidence, replay: Replay) -> str:
+    sampling = evidence.sampling
+    if not len(evidence.output_ids):
+        return "no_tokens: there is no output to test"
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return "bad_temperature: the temperature is no number of 0 or more"
+    if sampling.temperature > 0 and evidence.speculative:
+        return "speculative: tokens drawn by speculative decoding are not tied to the seed"
+    unknown = no_race(evidence, evidence.runtime) if sampling.temperature > 0 else ""
+    return unknown or replay_trouble(evidence, replay)
