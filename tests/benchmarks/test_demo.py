@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import calibrate, questions
+from benchmarks import questions
 from benchmarks.demo import command, layout, machine, report, servers
 from benchmarks.demo.models import DemoModels
 from benchmarks.demo.progress import Progress
 from benchmarks.demo.report import Row
 from benchmarks.demo.traffic import Outcome, Shot, shots
-from policies.errors import SettingsError
 from policies.settings import parse_settings
 
 SHOT = Shot("?", 0.8, False)
@@ -174,44 +173,3 @@ def test_progress_in_a_log_is_lines() -> None:
     with progress.step("first"):
         progress.tick("too soon to say")
     assert out.getvalue() == "… first\n✓ first (0 s)\n"
-
-
-@pytest.mark.parametrize("argument", ["0", "31", "many"])
-def test_too_few_answers_for_a_profile(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        calibrate.main(["--backend", "b", "--output", "p", "--requests", argument])
-    assert "at least 32" in capsys.readouterr().err
-
-
-def test_the_profile_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "profile.json"
-    calibrate.write_atomically(target, "one")
-    calibrate.write_atomically(target, "two")
-    assert target.read_text() == "two"
-    with pytest.raises(TypeError):
-        calibrate.write_atomically(target, None)  # type: ignore[arg-type]
-    assert target.read_text() == "two"
-    assert [path.name for path in target.parent.iterdir()] == ["profile.json"]
-
-
-BACKEND = {"name": "b", "url": "http://127.0.0.1:1", "model": "m"}
-ENGINE = {"kind": "vllm_http", "url": "http://127.0.0.1:1"}
-
-
-@pytest.mark.parametrize(
-    ("backend", "model", "name", "key"),
-    [
-        (BACKEND, {}, "b", "backends.b.trusted"),
-        (BACKEND | {"trusted": True}, {}, "b", "models.m.reference"),
-        (BACKEND | {"trusted": True}, {"reference": ENGINE}, "other", "--backend"),
-    ],
-)
-def test_only_a_trusted_backend_with_a_reference_is_measured(
-    tmp_path: Path, backend: dict[str, Any], model: dict[str, Any], name: str, key: str
-) -> None:
-    config = tmp_path / "countersign.yaml"
-    layout.write(config, {"models": {"m": model}, "backends": [backend]})
-    with pytest.raises(SettingsError) as refused:
-        calibrate.main(["--config", str(config), "--backend", name, "--output", str(tmp_path / "profile.json")])
-    assert refused.value.key == key
-    assert not (tmp_path / "profile.json").exists()

@@ -24,7 +24,7 @@ SECRET = "whsec_" + "c2VjcmV0" * 5
 HONEST = "honest"
 CHEATS = ("hot", "hidden-prompt", "no-logprobs", "usage")
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
-CALIBRATION = ["--requests", "40", "--lengths", "48"]
+CALIBRATION = ["--requests", "40", "--lengths", "48", "--temperatures", "0,0.8", "--forms", "full", "--replays", "1"]
 
 
 @dataclass
