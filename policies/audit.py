@@ -25,3 +25,12 @@ def chosen(secret: bytes, id: str, rate: float) -> bool:
         return True
     digest = hmac.new(secret, id.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "big") < rate * _SPAN
+
+
+def wants_full(secret: bytes, id: str, share: float) -> bool:
+    """Whether an audit of `id` also takes the reference's own top 20: a draw of its own, at `share`.
+
+    Independent of `chosen`, which hashes the bare id: a backend that learns which generations are audited still does
+    not learn in which of them an omitted rival shows.
+    """
+    return chosen(secret, f"full/{id}", share)

@@ -62,6 +62,7 @@ def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
         reference=context.references.get(name),
         profile=context.profiles.get(name),
         audited=audit.chosen(context.secret, id, context.settings.audit.rate),
+        form="full" if audit.wants_full(context.secret, id, context.settings.audit.full) else "ids",
         last_try=_attempt() >= len(RETRY_SECONDS),
         declaration_expired=declarations.expired(context.store.redis, backend, runtime),
     )

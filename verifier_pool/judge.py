@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from policies import distance, margin, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
-from policies.evidence import Evidence, Ids, Replay
+from policies.evidence import Evidence, Ids, Replay, ReplayForm
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.verdict import combine, over_choices
@@ -33,6 +33,7 @@ def judge(
     audited: bool,
     last_try: bool = True,
     declaration_expired: bool = False,
+    form: ReplayForm = "full",
 ) -> Verification:
     """Judge the choices of one response.
 
@@ -41,6 +42,7 @@ def judge(
         last_try: whether a passing trouble of the reference is final; then `distance` and `margin` are inconclusive
             with its reason.
         declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
+        form: `full` also takes the reference's own top 20; `ids` scores the claimed ids only, and never passes.
 
     Raises:
         ReplayError: the reference had a passing trouble and this is not the last try.
@@ -50,7 +52,7 @@ def judge(
         raise ValueError("a response without choices cannot be judged")
     replays: Sequence[Replay | ReplayError | None] = [None] * len(choices)
     if audited and reference is not None:
-        replays = replay_choices(choices, reference, last_try=last_try)
+        replays = replay_choices(choices, reference, last_try=last_try, form=form, experts=model.experts is not None)
     verdicts = [
         _judge_one(choice, replay, model, profile, declaration_expired)
         for choice, replay in zip(choices, replays, strict=True)
@@ -59,13 +61,22 @@ def judge(
     return describe(choices, verdicts, overall, time.time())
 
 
-def replay_choices(choices: Sequence[Evidence], reference: Reference, *, last_try: bool) -> list[Replay | ReplayError]:
+def replay_choices(
+    choices: Sequence[Evidence],
+    reference: Reference,
+    *,
+    last_try: bool,
+    form: ReplayForm = "full",
+    experts: bool = False,
+) -> list[Replay | ReplayError]:
     """Replay what can be replayed, in one batch; a choice that cannot holds its error instead.
+
+    `experts` asks for expert ids too, for choices that came with some.
 
     Raises:
         ReplayError: a passing trouble, when this is not the last try.
     """
-    fit = [choice for choice in choices if _can_replay(choice)]
+    fit = [request_of(choice, form, experts) for choice in choices if _can_replay(choice)]
     replays = iter(_replay_batch(fit, reference, last_try))
     nothing = ReplayError("nothing_to_replay", "prompt or output ids are missing")
     return [next(replays) if _can_replay(choice) else nothing for choice in choices]
@@ -75,23 +86,35 @@ def _can_replay(choice: Evidence) -> bool:
     return len(choice.prompt_ids) > 0 and len(choice.output_ids) > 0
 
 
-def _replay_batch(choices: Sequence[Evidence], reference: Reference, last_try: bool) -> list[Replay | ReplayError]:
-    if not choices:
+def _replay_batch(
+    requests: Sequence[ReplayRequest], reference: Reference, last_try: bool
+) -> list[Replay | ReplayError]:
+    if not requests:
         return []
     try:
-        return list(reference.replay([_request(choice) for choice in choices]))
+        return list(reference.replay(requests))
     except ReplayError as error:
         final = error.reason in FINAL_REASONS
         if not final and not last_try:
             raise
-        if not final or len(choices) == 1:
-            return [error] * len(choices)
+        if not final or len(requests) == 1:
+            return [error] * len(requests)
     # One sequence spoils its batch; alone, the others still get their replay.
-    return [result for choice in choices for result in _replay_batch([choice], reference, last_try)]
+    return [result for request in requests for result in _replay_batch([request], reference, last_try)]
 
 
-def _request(choice: Evidence) -> ReplayRequest:
-    return ReplayRequest(choice.prompt_ids, choice.output_ids, choice.endpoint, choice.request, choice.index)
+def request_of(choice: Evidence, form: ReplayForm = "full", experts: bool = False) -> ReplayRequest:
+    """What a reference is told of a choice: ids, never a logprob."""
+    return ReplayRequest(
+        prompt_ids=choice.prompt_ids,
+        output_ids=choice.output_ids,
+        endpoint=choice.endpoint,
+        request=choice.request,
+        choice=choice.index,
+        candidate_ids=choice.claim_ids,
+        form=form,
+        experts=experts and choice.routed_experts is not None,
+    )
 
 
 def cpu_checks(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.audit import chosen
+from policies.audit import chosen, wants_full
 
 
 @given(secret=st.binary(), id=st.text(), rate=st.floats(0, 1))
@@ -40,3 +40,14 @@ def test_the_rate_is_met_and_secrets_choose_apart() -> None:
     other = [chosen(b"two", id, 0.05) for id in ids]
     assert sum(picked) / len(ids) == pytest.approx(0.05, abs=0.006)
     assert sum(a and b for a, b in zip(picked, other, strict=True)) < 150
+
+
+def test_the_form_is_drawn_apart_from_the_audit() -> None:
+    ids = [f"{i:032x}" for i in range(20_000)]
+    audited = [chosen(b"one", id, 0.25) for id in ids]
+    full = [wants_full(b"one", id, 0.25) for id in ids]
+    assert sum(full) / len(ids) == pytest.approx(0.25, abs=0.012)
+    both = sum(a and b for a, b in zip(audited, full, strict=True))
+    assert both / sum(audited) == pytest.approx(0.25, abs=0.024)
+    assert all(wants_full(b"one", id, 1.0) for id in ids[:50])
+    assert not any(wants_full(b"one", id, 0.0) for id in ids[:50])

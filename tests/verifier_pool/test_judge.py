@@ -40,8 +40,23 @@ def test_the_reference_sees_ids_only() -> None:
     reference, evidence = ToyReference(), answer()
     judged(evidence, reference=reference)
     (request,) = reference.seen
-    assert set(ReplayRequest.__slots__) == {"prompt_ids", "output_ids", "endpoint", "request", "choice"}
     assert request.output_ids.tolist() == evidence.output_ids.tolist()
+    assert request.candidate_ids is evidence.claim_ids
+    assert (request.form, request.experts) == ("full", False)
+    # Whatever a request may hold, it is no logprob: nothing of it is floating point.
+    values = [getattr(request, name) for name in ReplayRequest.__slots__]
+    assert not any(isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in values)
+
+
+def test_the_form_of_a_replay_and_expert_ids_are_asked_for() -> None:
+    reference = ToyReference()
+    experts = np.zeros((14, 2, 2), np.uint8)
+    choices = [answer(routed_experts=experts), answer()]
+    choices = [choices[0], replace(choices[1], id=choices[0].id, index=1)]
+    judge(choices, model=MOE, reference=reference, profile=None, audited=True, form="ids")
+    assert [(request.form, request.experts) for request in reference.seen] == [("ids", True), ("ids", False)]
+    judged(choices[0], reference=reference)
+    assert not reference.seen[-1].experts
 
 
 def test_an_honest_replay_has_no_distance() -> None:
