@@ -19,8 +19,14 @@ FEWEST_RESPONSES = 8
 """Responses a cell needs."""
 FEWEST_DRIFTING = 3
 """Scores above 0 that a cell needs for its spread to be known."""
-LEAST_SD = 0.05
-"""Least standard deviation of a log score: a handful of responses may agree by chance."""
+LEAST_SD = {"distance": 0.05}
+"""Least standard deviation of a log score: a handful of responses may agree by chance. Distance means over many alike
+positions and is known well from few responses."""
+LEAST_SD_OF_FEW_EVENTS = 0.75
+"""The same for every other check. Their scores are sums of few events (tokens that lose, experts that differ): most
+responses show none or one, and a few more of them in the next one are no surprise. A sum of a handful of events
+has a log standard deviation of 0.5 to 0.8; one LEAST_SD for all rejected 1 of 44 honest answers left out of their own
+calibration by margin."""
 DIGITS = 6
 """Significant digits of a score, in the profile and wherever one is compared with it."""
 EDGES = (0.0, 0.5, 1.0, 1.5, math.inf)
@@ -54,7 +60,7 @@ class Row:
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mean and standard deviation of log(score + floor) over n responses."""
+    """Mean and standard deviation of log(score + floor) over n responses; the latter no less than the check allows."""
 
     mean: float
     sd: float
@@ -67,7 +73,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         extrapolate that shape beyond what was seen; few responses make the bound wide by themselves.
         """
         deviation = math.log(score + floor) - self.mean
-        return student_tail(deviation / (max(self.sd, LEAST_SD) * math.sqrt(1 + 1 / self.n)), self.n - 1)
+        return student_tail(deviation / (self.sd * math.sqrt(1 + 1 / self.n)), self.n - 1)
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +121,7 @@ def spreads(cells: Iterable[Cell]) -> list[Spread]:
     pooled: dict[int, list[float]] = defaultdict(list)
     for cell in cells:
         pooled[cell.length] += cell.scores
-    return [spread for scores in pooled.values() if (spread := _spread(scores, cells[0].floor)) is not None]
+    return [spread for scores in pooled.values() if (spread := _spread(cells[0].check, scores, cells[0].floor))]
 
 
 def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
@@ -175,7 +181,7 @@ def validate(cell: Cell) -> None:
     if not (0 < cell.mu0 < 1 and cell.floor > 0 and math.isfinite(cell.floor)):
         raise ProfileError(f"{where} has an impossible mu0 or floor")
     spread = cell.spread
-    if spread is not None and not (spread.sd >= 0 and math.isfinite(spread.mean) and spread.n >= 2):
+    if spread is not None and not (0 < spread.sd < math.inf and math.isfinite(spread.mean) and spread.n >= 2):
         raise ProfileError(f"{where} has a spread from fewer than two responses, or none")
 
 
@@ -190,13 +196,14 @@ def _floors(kept: dict[_Place, list[tuple[float, bool]]]) -> dict[tuple[str, str
 
 def _cell(place: _Place, measured: list[tuple[float, bool]], floor: float, delta: float) -> Cell:
     mu0 = -math.expm1(math.log(delta) / len(measured))
-    spread = _spread([score for score, whole in measured if whole], floor)
+    spread = _spread(place[0], [score for score, whole in measured if whole], floor)
     return Cell(*place, scores=tuple(score for score, _ in measured), mu0=mu0, floor=floor, spread=spread)
 
 
-def _spread(scores: list[float], floor: float) -> Spread | None:
+def _spread(check: str, scores: list[float], floor: float) -> Spread | None:
     # What hardly ever left 0 has no spread to judge the next answer by.
     if len(scores) < FEWEST_RESPONSES or np.count_nonzero(scores) < FEWEST_DRIFTING:
         return None
     logs = np.log(np.array(scores) + floor)
-    return Spread(float(logs.mean()), float(logs.std(ddof=1)), len(scores))
+    least = LEAST_SD.get(check, LEAST_SD_OF_FEW_EVENTS)
+    return Spread(float(logs.mean()), max(float(logs.std(ddof=1)), least), len(scores))

@@ -35,7 +35,6 @@ class Cuts:
         highest = logprobs.max(axis=1, keepdims=True)
         self._largest = np.where(np.isfinite(highest), highest, 0.0)
         self._weights = self._weigh(logprobs)
-        self._listed = self._weights.sum(axis=1, keepdims=True)
         # A token that is not listed lies no higher than the reference's own last one, nor than all that is left.
         raw = replay.logprobs.astype(np.float64)
         listed = (replay.ids >= 0) & np.isfinite(raw)
@@ -45,6 +44,7 @@ class Cuts:
         least = raw[:, own].min(axis=1, initial=np.inf, where=listed[:, own])[:, None]
         self._cap = np.minimum(least, np.log(self._mass))
         self._tail = self._tail_weight()
+        self._total_low, self._total_high = self._totals()
 
     def survives(self, values: _Floats) -> _Flags:
         """Whether tokens of these logprobs, (G, k), are certainly left; every value is one of the replay's."""
@@ -62,7 +62,7 @@ class Cuts:
         if sampling.top_p < 1:
             before = (self._weights[:, None, :] * above).sum(axis=2) - self._weigh(values)
             before += np.where(unlisted, self._tail, 0.0)
-            left &= before < (sampling.top_p - MASS_SLACK) * self._listed
+            left &= before < (sampling.top_p - MASS_SLACK) * self._total_low
             if sampling.top_k > 0 and sampling.min_p > 0:
                 # With few tokens left vLLM 0.32's GPU kernel cuts some that top-p should keep (see `_truncation`).
                 left &= rank == 0
@@ -79,12 +79,25 @@ class Cuts:
             out |= ((raised - self._largest) / self._temperature < np.log(sampling.min_p))[:, 0]
         if sampling.top_p < 1:
             before = (self._weights * above).sum(axis=1, keepdims=True)
-            out |= (before >= (sampling.top_p + MASS_SLACK) * (self._listed + self._tail))[:, 0]
+            out |= (before >= (sampling.top_p + MASS_SLACK) * self._total_high)[:, 0]
         return out
 
     def _weigh(self, values: _Floats) -> _Floats:
         weights: _Floats = np.exp(np.minimum((values - self._largest) / self._temperature, 300.0))
         return weights
+
+    def _totals(self) -> tuple[_Floats, _Floats]:
+        """Bounds on the weight that top-p takes its share of: what top-k and min-p leave. (G, 1) each."""
+        weights, least, most = self._weights, self._weights, self._weights
+        tail = self._tail
+        if self._sampling.min_p > 0:
+            edge, slack = np.log(self._sampling.min_p), SLACK / self._temperature
+            scaled = (self._logprobs - self._largest) / self._temperature
+            least, most = np.where(scaled - slack >= edge, weights, 0.0), np.where(scaled + slack >= edge, weights, 0.0)
+        if 0 < self._sampling.top_k < weights.shape[1]:
+            keep = slice(-self._sampling.top_k, None)
+            least, most, tail = np.sort(least, axis=1)[:, keep], np.sort(most, axis=1)[:, keep], np.zeros_like(tail)
+        return least.sum(axis=1, keepdims=True), most.sum(axis=1, keepdims=True) + tail
 
     def _tail_weight(self) -> _Floats:
         """Weight of everything unlisted, at most: in as few tokens as can be up to T = 1, in as many above."""

@@ -14,9 +14,10 @@ there by at least the margin.
 
 A token counts (min(margin, 0.5)/0.5)². Squares set what lies beyond honest drift apart from the many near ties: on an
 H200 margins over 0.2 nats are 100 times as frequent under FP8 weights as in an honest second pass (5.1 % of tokens
-against 0.05 %), margins over 0.001 only 8 times. In the response that is judged the largest is cut back to the second largest, one
-for every 64 tokens, so that one bad token does not convict. Calibration responses are left as they are: few honest
-answers lose two tokens, and the null of what is hardly ever above 0 would know no spread. That favours the honest.
+against 0.05 %), margins over 0.001 only 8 times. In the response that is judged the largest is cut back to the second
+largest, one for every 64 tokens, so that one bad token does not convict. Calibration responses are left as they are:
+few honest answers lose two tokens, and the null of what is hardly ever above 0 would know no spread. That favours the
+honest.
 
 A reference's cut by top-k, top-p or min-p falls elsewhere than the backend's, so a rival races only when it would
 survive half a nat lower, and the emitted token is impossible only when it would be cut half a nat higher.
