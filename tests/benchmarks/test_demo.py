@@ -26,7 +26,7 @@ def outcome(verdict: str | None, *checks: dict[str, Any]) -> Outcome:
 
 
 def distance(result: str, value: float | None) -> dict[str, Any]:
-    return {"name": "distance", "result": result, "metrics": {"drift_topk": value}}
+    return {"name": "distance", "result": result, "metrics": {"score": value}}
 
 
 def selection(result: str, violations: int) -> dict[str, Any]:
@@ -87,6 +87,8 @@ def test_odd_ones_out_are_listed_with_their_reasons() -> None:
 def test_a_backend_without_metrics_has_a_row_too() -> None:
     assert report.telling([outcome(None)]) == "–"
     assert report.telling([outcome("reject", {"name": "structure", "result": "reject", "metrics": {}})]) == "structure"
+    far = {"name": "margin", "result": "reject", "metrics": {"losing_far": 4, "checked": 80}}
+    assert "5.0% of tokens lose" in report.telling([outcome("reject", far)])
     assert "no nats" in report.telling([outcome("inconclusive", distance("inconclusive", None))])
 
 
@@ -126,7 +128,8 @@ def test_the_settings_are_valid_and_the_reference_differs_from_the_honest_backen
     settings = parse_settings((tmp_path / "countersign.yaml").read_text(), {})
     assert [backend.trusted for backend in settings.backends] == [True, False, False]
     assert {backend.precision for backend in settings.backends} == {"bf16"}
-    assert settings.audit.rate == 1.0
+    assert settings.audit.rate == settings.audit.full == 1.0
+    assert len({backend.engine for backend in settings.backends}) == 1
     reference = settings.models[servers.MODEL].reference
     assert reference is not None
     honest = servers.command(tmp_path, 1)
