@@ -64,8 +64,8 @@ def compare_routes(
         raise ValueError(f"route arrays of shapes {ours.shape} and {theirs.shape}")
     valid: Flags = np.ones(ours.shape, np.bool_)
     if sentinel is not None:
-        valid = (ours != sentinel) & (theirs != sentinel)
-    equal: Flags = np.asarray(ours == theirs, np.bool_) & valid
+        valid = np.asarray((ours != sentinel) & (theirs != sentinel), np.bool_)
+    equal: Flags = np.logical_and(ours == theirs, valid)
     present: Flags = valid.any(axis=2)
     matches = (equal | ~valid).all(axis=2) & present
     shared, either, larger = _sets(ours.astype(np.int64), theirs.astype(np.int64), valid)

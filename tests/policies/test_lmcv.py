@@ -181,7 +181,7 @@ def test_derived_columns_of_the_published_rows_follow_from_the_others() -> None:
 
 def test_quantiles_and_empty_sets() -> None:
     assert summary.quantiles(np.array([3.0]), (0.99,)) == [3.0]
-    assert summary.quantiles(np.arange(5.0), (0.9,)) == [pytest.approx(3.6)]
+    assert summary.quantiles(np.arange(5, dtype=np.float64), (0.9,)) == [pytest.approx(3.6)]
     nothing = lmcv.summarise(lmcv.concatenate([]))
     assert nothing["count"] == nothing["finite_count"] == 0
     assert math.isnan(nothing["mean_abs_logprob_diff"])

@@ -66,5 +66,5 @@ def test_kolmogorov_smirnov_is_symmetric_and_bounded(first: np.ndarray, second: 
 
 
 def test_kolmogorov_smirnov_rejects_different_samples_and_needs_some() -> None:
-    assert rivals.kolmogorov_smirnov(np.arange(50.0), np.arange(50.0) + 40).p < 1e-6
-    assert math.isnan(rivals.kolmogorov_smirnov(np.zeros(0), np.arange(3.0)).p)
+    assert rivals.kolmogorov_smirnov(np.arange(50, dtype=np.float64), np.arange(50, dtype=np.float64) + 40).p < 1e-6
+    assert math.isnan(rivals.kolmogorov_smirnov(np.zeros(0), np.arange(3, dtype=np.float64)).p)
