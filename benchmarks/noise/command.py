@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from redis import Redis
+from redis.exceptions import RedisError
 
 from benchmarks.noise import detect
-from policies.errors import SettingsError
+from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import BackendSettings, Settings
 from verifier_pool import declarations
 from verifier_pool.runtime import connect, read_settings
@@ -54,7 +57,7 @@ def _detect(settings: Settings, name: str, count: int) -> int:
 
 
 def _status(settings: Settings) -> int:
-    with contextlib.closing(connect(settings)) as redis:
+    with _store(settings) as redis:
         counted = declarations.counted(redis)
         for backend in settings.backends:
             for runtime, entry in sorted(declarations.entries(redis, backend.name).items()):
@@ -68,13 +71,22 @@ def _status(settings: Settings) -> int:
 
 def _accept(settings: Settings, name: str) -> int:
     backend = _backend(settings, name, "BACKEND")
-    with contextlib.closing(connect(settings)) as redis:
+    with _store(settings) as redis:
         accepted = declarations.accept(redis, name)
     if accepted:
         print(f"{name}: taken at its word again for {', '.join(accepted)} (declared: {backend.runtime or 'nothing'})")
     else:
         print(f"{name}: no declaration of its had expired")
     return 0
+
+
+@contextlib.contextmanager
+def _store(settings: Settings) -> Iterator[Redis]:
+    with contextlib.closing(connect(settings)) as redis:
+        try:
+            yield redis
+        except RedisError as error:
+            raise StoreUnavailable(f"Redis: {type(error).__name__}") from error
 
 
 def _backend(settings: Settings, name: str, key: str) -> BackendSettings:

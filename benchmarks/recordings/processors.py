@@ -158,7 +158,8 @@ def save(path: Path, rows: Sequence[tuple[str, Evidence, list[tuple[int, ...]]]]
             json.dumps({"name": name, "sampling": sampling, "finish": evidence.finish_reason, "bad_words": banned})
         )
         arrays[f"{index}_prompt"] = evidence.prompt_ids
-        arrays[f"{index}_ids"] = evidence.claim_ids
+        # 65,535 stands for −1.
+        arrays[f"{index}_ids"] = evidence.claim_ids.astype(np.uint16 if evidence.claim_ids.max() < 65_535 else np.int32)
         arrays[f"{index}_lp"] = evidence.claim_logprobs
     runtime = rows[0][1].runtime
     np.savez_compressed(path, settings=np.array(described), eos=np.array(eos), runtime=np.array(runtime), **arrays)

@@ -94,6 +94,31 @@ def truncated() -> tuple[Evidence, ...]:
 
 
 @cache
+def processed(name: str = "processors_cpu_vllm0.32_smollm2.npz") -> dict[str, tuple[Evidence, list[list[int]]]]:
+    """Answers to requests that change the logits before sampling, with the ids of their bad words, by name."""
+    found = {}
+    with np.load(FOLDER / name, allow_pickle=False) as data:
+        for index, text in enumerate(data["settings"]):
+            described = json.loads(str(text))
+            lists = {key: value for key, value in described["sampling"].items() if isinstance(value, list)}
+            lists = {
+                key: tuple(tuple(item) if isinstance(item, list) else item for item in lists[key]) for key in lists
+            }
+            found[described["name"]] = (
+                evidence(
+                    data[f"{index}_prompt"],
+                    data[f"{index}_ids"],
+                    data[f"{index}_lp"],
+                    sampling=Sampling(**described["sampling"] | lists),
+                    runtime=str(data["runtime"]),
+                    finish_reason=described["finish"],
+                ),
+                described["bad_words"],
+            )
+    return found
+
+
+@cache
 def replayed(kind: str) -> tuple[tuple[Evidence, Replay], ...]:
     """CPU answers and their replays on the honest model, 40 tokens: `single`, `batch` or `fp8`."""
 
