@@ -79,7 +79,7 @@ def check(evidence: Evidence, claim: Processed, vocab_size: int) -> Check:
     `speculative`, 1. A reject's `level` is at most twice the smaller of the two, or P(Binomial(tokens, 1e-4) ≥
     excluded).
     """
-    cells = _cells(evidence, claim, vocab_size)
+    cells = cells_of(evidence, claim, vocab_size)
     tokens, checked = len(evidence.output_ids), int(cells.usable.sum())
     excluded = int(cells.excluded.sum())
     metrics: dict[str, float | int | None] = {"tokens": tokens, "checked": checked, "excluded": excluded}
@@ -169,7 +169,8 @@ def _uniforms(evidence: Evidence, count: int) -> _Floats:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest))).random(count)
 
 
-def _cells(evidence: Evidence, claim: Processed, vocab_size: int) -> Cells:
+def cells_of(evidence: Evidence, claim: Processed, vocab_size: int) -> Cells:
+    """The cells of an answer at T > 0, from its processed claim."""
     temperature = max(evidence.sampling.temperature, LOWEST_TEMPERATURE)
     fate = survivors(claim, temperature, evidence.sampling, vocab_size, tail=True)
     rows = len(claim.logprobs)

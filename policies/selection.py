@@ -36,7 +36,7 @@ from policies._truncation import MOST_TOKENS
 from policies.checks import Check, Result
 from policies.evidence import Evidence
 
-__all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "no_race", "not_replayable", "standing_cap"]
+__all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "no_race", "not_replayable", "processed", "standing_cap"]
 
 NAME = "selection"
 CONTAMINATION = 1e-4
@@ -53,6 +53,9 @@ MOST_SKIPPED = 0.2
 FIT_LEVEL = 1e-6
 """Probability, at most, that tokens drawn by no known noise fit another one as well as they must for `runtime_changed`:
 given the tokens and the claim, fresh Gumbel noise crowns each of them with its own share of the weight."""
+DOUBT_LEVEL = 1e-2
+"""The same probability, at most, for a fit that only keeps an answer from being rejected (`runtime_unclear`): a short
+answer of a backend that changed its runtime is no fraud, and a cheat escapes by such luck once in a hundred."""
 SPECULATIVE_STANDING = "trial"
 """Highest standing of a backend declared speculative: at T > 0 its tokens are never tied to a seed."""
 
@@ -89,7 +92,7 @@ def check(
     obstacle = _obstacle(evidence, declaration_expired)
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
-    claim = _processed(evidence, eos_token_ids, bad_words)
+    claim = processed(evidence, eos_token_ids, bad_words)
     vocab_size = vocab_size or MOST_TOKENS
     if evidence.speculative and evidence.sampling.temperature > 0:
         return seedfree.check(evidence, claim, vocab_size)
@@ -109,7 +112,7 @@ def fit(
     """How the tokens of one generation at T > 0 fare under the noise of any known runtime; None when untestable."""
     if not_replayable(evidence, eos_token_ids, bad_words) or no_race(evidence, runtime):
         return None
-    claim = _processed(evidence, eos_token_ids, bad_words)
+    claim = processed(evidence, eos_token_ids, bad_words)
     return _race.run(evidence, claim, runtime, vocab_size or MOST_TOKENS)
 
 
@@ -170,9 +173,8 @@ def no_race(evidence: Evidence, name: str) -> str:
     return ""
 
 
-def _processed(
-    evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None
-) -> Processed:
+def processed(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> Processed:
+    """The claim of one generation as the sampler saw it, up to the temperature."""
     rows = min(len(evidence.output_ids), len(evidence.claim_ids))
     return process(
         evidence.sampling,
@@ -185,7 +187,7 @@ def _processed(
 
 
 def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str, float] | None:
-    """The other runtime whose noise the tokens fit without a violation and beyond chance, and the fit's log chance."""
+    """The other runtime whose noise the tokens fit without a violation, hardly by chance, and that log chance."""
     if evidence.sampling.temperature == 0:
         return None
     fits: list[tuple[float, str]] = []
@@ -194,8 +196,7 @@ def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str
             continue
         outcome = _race.run(evidence, claim, name, vocab_size)
         chance = float(outcome.chance.sum())
-        decided = outcome.skipped.sum() <= MOST_SKIPPED * len(outcome.skipped)
-        if decided and not outcome.violation.any() and chance <= math.log(FIT_LEVEL):
+        if not outcome.violation.any() and chance <= math.log(DOUBT_LEVEL):
             fits.append((chance, name))
     if not fits:
         return None
@@ -222,6 +223,8 @@ def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None) ->
             name, chance = changed
             metrics["fit_log10"] = chance / math.log(10)
             reason = f"{_CHANGED}: the tokens fit {name}, not the declared runtime"
+            if chance > math.log(FIT_LEVEL):
+                reason = f"runtime_unclear: {words}, but they fit {name}, and are too few to tell"
             return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
         level = binomial_tail(tokens, CONTAMINATION, violations)
         if level > REJECT_LEVEL:
