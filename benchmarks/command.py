@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 BENCHES: dict[str, tuple[str, str]] = {
+    "policies": ("benchmarks.policies.command", "what the CPU checks cost per 1,000 tokens"),
     "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
 }
 

@@ -144,12 +144,13 @@ def process(
     tail.lowered += len({word[-1] for word in bad_words})
     blank = np.full(rows, sampling.grammar)
     if sampling.allowed_token_ids:
-        allowed = np.unique(np.array(sampling.allowed_token_ids, np.int64))
+        allowed = np.sort(np.array(sampling.allowed_token_ids, np.int64))
+        allowed = allowed[np.diff(allowed, prepend=allowed[0] - 1) != 0]
         is_allowed = np.isin(claim_ids, allowed)
         masked |= ~is_allowed
         tail.open[:] = False
         tail.extra = np.maximum(len(allowed) - (is_allowed & listed).sum(axis=1), 0)
-        blank |= _may_all_be_masked(set(allowed.tolist()), held, stop_ids, bad_words)
+        blank |= _may_all_be_masked(allowed, held, stop_ids, bad_words)
     candidates = listed & ~masked
     shifted = np.where(candidates, raw + shift, -np.inf)
     largest = np.abs(np.where(candidates, shift, 0.0)).max(axis=1, initial=0.0)
@@ -231,9 +232,12 @@ def _counts(output: Ids, ids: Ids) -> _Counts:
     rows = len(output)
     stride = np.int64(rows + 1)
     seen = np.sort(output.astype(np.int64) * stride + np.arange(rows))
-    first = ids.astype(np.int64) * stride
-    before = np.searchsorted(seen, first + np.arange(rows)[:, None]) - np.searchsorted(seen, first)
-    return before.astype(np.int64)
+    counts: _Counts = np.zeros(ids.shape, np.int64)
+    # Most listed tokens were never sampled.
+    at = np.nonzero(np.isin(ids, output))
+    first = ids[at].astype(np.int64) * stride
+    counts[at] = np.searchsorted(seen, first + at[0]) - np.searchsorted(seen, first)
+    return counts
 
 
 def _completes(word: Sequence[int], output: Ids) -> _Flags:
@@ -248,10 +252,12 @@ def _completes(word: Sequence[int], output: Ids) -> _Flags:
 
 
 def _may_all_be_masked(
-    allowed: set[int], held: _Flags, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
+    allowed: NDArray[np.int64], held: _Flags, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
 ) -> _Flags:
     """Rows in which the other masks may take every allowed id; (G,)."""
-    left = allowed - {word[-1] for word in bad_words}
+    if len(allowed) > len(stop_ids) + len(bad_words):
+        return np.zeros(len(held), np.bool_)
+    left = set(allowed.tolist()) - {word[-1] for word in bad_words}
     if not left:
         return np.ones(len(held), np.bool_)
     return held if left <= set(stop_ids) else np.zeros(len(held), np.bool_)
