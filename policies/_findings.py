@@ -9,16 +9,20 @@ from policies.checks import Result
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule's code, what is wrong in plain words, and whether it is a lie, missing evidence, or undecided."""
+    """A rule's code, what is wrong in plain words, and whether it is a lie, missing evidence, or undecided.
+
+    `level` bounds the probability that an honest answer breaks a rejecting rule: 0 for an exact one.
+    """
 
     code: str
     text: str
     result: Result
+    level: float = 0.0
 
 
-def rejected(code: str, text: str) -> Finding:
-    """The evidence contradicts itself or the request."""
-    return Finding(code, text, Result.REJECT)
+def rejected(code: str, text: str, level: float = 0.0) -> Finding:
+    """The evidence contradicts itself or the request, or is what an honest answer is with probability `level`."""
+    return Finding(code, text, Result.REJECT, level)
 
 
 def withheld(code: str, text: str) -> Finding:

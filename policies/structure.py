@@ -1,10 +1,13 @@
-"""Is the evidence whole, possible and consistent? Needs nothing but the evidence.
+"""Is the evidence whole, possible and consistent? Needs nothing but the evidence and the model's tokenizer.
 
-Null hypothesis: a vLLM server with `raw_logprobs` produced this answer to this request. Every rule below is exact
-for it, so a reject's level is 0. Two kinds of finding are kept apart:
+Null hypothesis: a vLLM server with `raw_logprobs` produced this answer to this request. The rules below are exact for
+it, so a reject's level is 0, but for three statistical ones (`policies._unlikely`: re-tokenised answers, answers that
+end too late or too early, repeated answers), whose rejects state their own, tiny level. One answer is one unit of
+evidence. Two kinds of finding are kept apart:
 
-reject    the evidence contradicts itself or the request: probabilities that cannot be, other prompt ids than the
-          reference renders, billed tokens that never came, a finish reason that the ids deny.
+reject    the evidence contradicts itself or the request: probabilities that cannot be, a text that its ids do not
+          spell, other prompt ids than the reference renders, billed tokens that never came, a finish reason that the
+          ids deny.
 withheld  the evidence is missing or unusable in a way only the backend can cause: the tap's own faults, missing or
           too few entries, NaN, −9999 where no grammar was asked for, repeated, unsorted or foreign ids. An unsorted
           or repeated list claims nothing impossible, so it is no lie, but no honest server sends one.
@@ -21,11 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies import _billed, _delivered, _unlikely
 from policies._claimed import claim_findings
 from policies._findings import Finding, rejected, undecided, withheld
 from policies._request import extras, repeats
+from policies._unlikely import Earlier
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
+from policies.hazard import stop_ids
+from policies.spelling import Spelling
 
 NAME = "structure"
 
@@ -68,6 +75,8 @@ def check(
     max_model_len: int | None = None,
     eos_token_ids: Iterable[int] = (),
     rendered_prompt: Ids | None = None,
+    spelling: Spelling | None = None,
+    earlier: Earlier | None = None,
 ) -> Check:
     """The structure check of one generation, complete or not.
 
@@ -76,10 +85,17 @@ def check(
         max_model_len: longest prompt plus answer.
         eos_token_ids: ids that end an answer of the declared model.
         rendered_prompt: int32 (P,), the reference's own rendering of the request.
+        spelling: the declared model's tokenizer; without it the text is not held against the ids.
+        earlier: what is remembered of the backend's answers to the same request; None when nothing could be asked.
 
     Metrics: `tokens`, `prompt_tokens`, `findings` (number of rules broken), `excess_mass` (largest Σp − 1 over a
-    position's listed ids), `prompt_compared` (1 when the prompt was held against the reference's own rendering).
+    position's listed ids), `prompt_compared` (1 when the prompt was held against the reference's own rendering),
+    `text_compared` (1 when the text was held against the ids), `extra_tokens` (ids more than the canonical ones),
+    `noncanonical` (distinct spellings that are not canonical), `stopped`, `hazard_low`, `hazard_high`, `too_long`,
+    `too_early` (`policies.hazard.Hazard`), `repeats` (1 when this very answer came before by another seed). None where
+    a number cannot be had.
     """
+    eos = frozenset(map(int, eos_token_ids))
     unreadable = "no_tokenizer" in evidence.faults and not evidence.claim_ids.size
     findings = [withheld(code, _FAULT_WORDS[code]) for code in _faults(evidence) if code in WITHHELD_FAULTS]
     excess: float | None = None
@@ -87,25 +103,40 @@ def check(
         claimed, excess = claim_findings(evidence, vocab_size)
         findings += claimed
     findings += _id_findings(evidence, vocab_size)
+    sound = not findings
     findings += _prompt_findings(evidence, rendered_prompt)
-    findings += _end_findings(evidence, max_model_len, frozenset(map(int, eos_token_ids)))
-    findings += _usage_findings(evidence)
+    findings += _end_findings(evidence, max_model_len, eos)
+    findings += _billed.findings(evidence)
+    text = _delivered.Delivered()
+    if sound and spelling is not None:
+        text = _delivered.check(evidence, spelling, _stops(evidence, eos).ids, known=_stops(evidence, eos).known)
+        findings += text.findings
     metrics: dict[str, float | int | None] = {
         "tokens": len(evidence.output_ids),
         "prompt_tokens": len(evidence.prompt_ids),
-        "findings": len({finding.code for finding in findings}),
+        "findings": 0,
         "excess_mass": excess,
         "prompt_compared": int(rendered_prompt is not None and len(evidence.prompt_ids) > 0),
+        "text_compared": int(text.compared),
     }
+    if sound and len(evidence.output_ids):
+        more, numbers = _unlikely.findings(
+            evidence, eos_token_ids=eos, vocab_size=vocab_size, spelling=spelling, earlier=earlier
+        )
+        findings += more
+        metrics |= numbers
+    metrics["findings"] = len({finding.code for finding in findings})
     return _judged(evidence, findings, metrics)
 
 
 def _judged(evidence: Evidence, findings: list[Finding], metrics: dict[str, float | int | None]) -> Check:
     for result in (Result.REJECT, Result.WITHHELD):
-        texts = {finding.code: finding.text for finding in reversed(findings) if finding.result is result}
-        if texts:
+        those = [finding for finding in findings if finding.result is result]
+        if those:
+            texts = {finding.code: finding.text for finding in reversed(those)}
             reason = "; ".join(f"{code}: {text}" for code, text in reversed(texts.items()))
-            return Check(NAME, result, reason, level=0.0 if result is Result.REJECT else None, metrics=metrics)
+            level = min(finding.level for finding in those) if result is Result.REJECT else None
+            return Check(NAME, result, reason, level=level, metrics=metrics)
     others = [(code, _FAULT_WORDS.get(code, "an unknown fault")) for code in _faults(evidence)]
     others += [(finding.code, finding.text) for finding in findings]
     if others:
@@ -163,10 +194,7 @@ def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[
     limit = sampling.max_tokens
     if limit is not None and len(ids) > limit:
         findings.append(rejected("too_many_tokens", f"{len(ids)} tokens, {limit} were asked for"))
-    stops = _Stops(
-        frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos),
-        known=bool(eos) or sampling.ignore_eos,
-    )
+    stops = _stops(evidence, eos)
     early = np.flatnonzero(np.isin(ids[:-1], sorted(stops.ids)))
     early = early[early + 1 >= sampling.min_tokens]
     if len(early):
@@ -177,6 +205,10 @@ def _end_findings(evidence: Evidence, max_model_len: int | None, eos: frozenset[
     if evidence.complete and not EXCUSED_FAULTS.intersection(evidence.faults):
         findings += _finish_findings(evidence, max_model_len, stops)
     return findings
+
+
+def _stops(evidence: Evidence, eos: frozenset[int]) -> _Stops:
+    return _Stops(stop_ids(evidence, eos), known=bool(eos) or evidence.sampling.ignore_eos)
 
 
 def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stops) -> list[Finding]:
@@ -233,19 +265,3 @@ def _full(evidence: Evidence, max_model_len: int | None) -> bool | None:
     if max_model_len is not None:
         return length >= max_model_len
     return False if length < SHORTEST_CONTEXT else None
-
-
-def _usage_findings(evidence: Evidence) -> list[Finding]:
-    if not evidence.complete or evidence.faults:
-        return []
-    usage = evidence.usage
-    if usage is None:
-        return [withheld("no_usage", "a finished answer came without usage")]
-    findings = []
-    for kind, billed, counted in (
-        ("prompt", usage.prompt_tokens, usage.counted_prompt_tokens),
-        ("completion", usage.completion_tokens, usage.counted_completion_tokens),
-    ):
-        if billed != counted:
-            findings.append(rejected("usage_mismatch", f"{billed} {kind} tokens billed, {counted} counted"))
-    return findings

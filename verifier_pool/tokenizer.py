@@ -1,0 +1,121 @@
+"""A model's tokenizer, read once per worker, as `policies.spelling.Spelling`. No torch, only `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from policies.evidence import Ids
+
+_SPACE = "▁"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenizerSpelling:
+    """Spells as vLLM's fast detokeniser does, whose library this is."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        decoder = tokenizer.get_added_tokens_decoder()
+        self._added = {int(id): str(token.content) for id, token in decoder.items()}
+        self._special = frozenset(int(id) for id, token in decoder.items() if token.special)
+        self._pieces = _piece_table(tokenizer, self._added)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TokenizerSpelling:
+        """From a `tokenizer.json` or the folder that holds one. Raises OSError or ValueError."""
+        file = Path(path)
+        if file.is_dir():
+            file = file / "tokenizer.json"
+        text = file.read_text(encoding="utf-8")
+        try:
+            return cls(Tokenizer.from_str(text))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{file.name}: {error}") from error
+
+    @property
+    def added(self) -> Mapping[int, str]:
+        """Added tokens and their text."""
+        return self._added
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Added tokens that decoding leaves out."""
+        return self._special
+
+    def decode(self, ids: Ids, *, skip_special_tokens: bool) -> str:
+        """The text of all ids at once."""
+        return str(self._tokenizer.decode(_legal(ids), skip_special_tokens=skip_special_tokens))
+
+    def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str]:
+        """What each id adds to the text; about 0.8 µs per id."""
+        stream = DecodeStream(ids=_legal(context), skip_special_tokens=skip_special_tokens)
+        texts = []
+        for id in _legal(ids):
+            try:
+                text = stream.step(self._tokenizer, id)
+            except Exception as error:  # the library raises bare Exception
+                if not str(error).startswith("Invalid prefix"):
+                    raise ValueError(str(error)) from error
+                # vLLM starts a new stream here, which forgets what came before.
+                stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+                text = stream.step(self._tokenizer, id)
+            texts.append(text or "")
+        return texts
+
+    def encode(self, text: str) -> Ids:
+        """Canonical ids; about 1 µs per id."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def pieces(self, ids: Ids) -> Sequence[bytes] | None:
+        """The bytes of each id."""
+        table = self._pieces
+        return None if table is None else [table.get(id, b"") for id in ids.tolist()]
+
+
+def _legal(ids: Ids) -> list[int]:
+    """Ids the library can take: it refuses negative ones."""
+    legal: list[int] = np.maximum(ids, 0).tolist()
+    return legal
+
+
+def _piece_table(tokenizer: Tokenizer, added: Mapping[int, str]) -> dict[int, bytes] | None:
+    """The bytes of every id; None for decoders that neither map bytes to letters nor spaces to `▁`."""
+    kinds = _decoder_kinds(json.loads(tokenizer.to_str()).get("decoder"))
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if "ByteLevel" in kinds:
+        letters = _byte_letters()
+        table = {id: bytes(letters.get(letter, 0x3F) for letter in piece) for piece, id in vocabulary.items()}
+    elif kinds & {"Metaspace", "ByteFallback"}:
+        table = {id: _space_piece(piece) for piece, id in vocabulary.items()}
+    else:
+        return None
+    return {**table, **{id: text.encode() for id, text in added.items()}}
+
+
+def _space_piece(piece: str) -> bytes:
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    return {str(step.get("type")) for step in steps}
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level BPE's letters: printable Latin-1 bytes stand for themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
