@@ -61,6 +61,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="tokens asked for, in turn (32,64,128)",
     )
     add("--kinds", type=_several(_one_of(KINDS)), default=KINDS, metavar="KIND,…", help=f"prompts ({','.join(KINDS)})")
+    add("--kinds-apart", action="store_true", help="each kind of prompt a condition of its own; needs more requests")
     add(
         "--words",
         type=_number,

@@ -103,6 +103,7 @@ def _plan(arguments: argparse.Namespace, target: Target) -> Plan:
         top_p=arguments.top_p,
         top_k=arguments.top_k,
         words=arguments.words,
+        apart=arguments.kinds_apart,
     )
     arms = len(plan.arms(""))
     if plan.requests < plan.fewest:
@@ -142,7 +143,7 @@ def _course(course: Course) -> dict[str, str]:
 
 
 def _labels(plan: Plan) -> set[str]:
-    return {arm.label for backend in plan.backends for arm in plan.arms(backend)}
+    return {shot.label for shot in plan.shots()}
 
 
 def _key(path: Path) -> Any:

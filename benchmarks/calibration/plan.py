@@ -2,8 +2,8 @@
 
 An arm is one way of asking: one backend, so many requests in flight, one temperature, one truncation. The profile's
 label of an arm leaves the temperature out, which the profile keeps apart by itself. Lengths, kinds of prompt and
-streaming take turns within an arm; they belong to traffic and not to a condition, because a judge cannot choose
-what it is asked to judge.
+streaming take turns within an arm, as in traffic. `apart` makes each kind of prompt a condition of its own: the most
+lenient kind then speaks, at the price of so many times fewer answers per cell.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Shot:
     number: int
     max_tokens: int
     stream: bool
+    apart: bool = False
 
     @property
     def label(self) -> str:
-        """The arm's label."""
-        return self.arm.label
+        """The condition's name in the profile."""
+        return f"{self.arm.label}, {self.kind}" if self.apart else self.arm.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Plan:
         lengths: tokens asked for, in turn; an answer may end sooner by itself.
         top_p, top_k: values besides "off", each an arm of its own at every temperature above 0.
         words: about the length of the long kinds of prompt.
+        apart: each kind of prompt is a condition of its own.
     """
 
     backends: tuple[str, ...]
@@ -76,6 +78,7 @@ class Plan:
     top_p: tuple[float, ...] = ()
     top_k: tuple[int, ...] = ()
     words: int = LONG_WORDS
+    apart: bool = False
 
     def arms(self, backend: str) -> list[Arm]:
         """Every way of asking one backend, one at a time first."""
@@ -89,7 +92,7 @@ class Plan:
     @property
     def fewest(self) -> int:
         """Requests per backend that the arms need at least."""
-        return len(self.arms("")) * FEWEST_RESPONSES
+        return len(self.arms("")) * FEWEST_RESPONSES * (len(self.kinds) if self.apart else 1)
 
     def shots(self) -> list[Shot]:
         """Every request in its order; those of one arm stand together."""
@@ -101,7 +104,7 @@ class Plan:
                 share = self.requests // len(arms) + (place < self.requests % len(arms))
                 for _ in range(share):
                     kind, number, max_tokens, stream = next(turns)
-                    shots.append(Shot(len(shots), arm, kind, number, max_tokens, stream))
+                    shots.append(Shot(len(shots), arm, kind, number, max_tokens, stream, self.apart))
         return shots
 
     @classmethod
