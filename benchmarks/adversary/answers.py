@@ -118,14 +118,15 @@ def show_prompt(frames: list[Body], ids: list[int]) -> None:
             bill(holder["usage"], prompt=len(ids))
 
 
-def claim_body(ids: list[int], rows: list[Row], asked: Body) -> Body:
-    """Rows as vLLM's `logprobs` object."""
+def claim_body(ids: list[int], rows: list[Row], asked: Body, offset: int = 0) -> Body:
+    """Rows as vLLM's `logprobs` object; `offset` is where a completion's first token string begins."""
     width = width_asked(asked)
     if "messages" not in asked:
+        tokens = [f"{TOKEN}{id}" for id in ids]
         return {
-            "text_offset": [0] * len(ids),
+            "text_offset": list(itertools.accumulate(map(len, tokens), initial=offset))[:-1],
             "token_logprobs": [row[id] for id, row in zip(ids, rows, strict=True)],
-            "tokens": [f"{TOKEN}{id}" for id in ids],
+            "tokens": tokens,
             "top_logprobs": [{f"{TOKEN}{other}": value for other, value in row.items()} for row in rows],
         }
     # vLLM's chat answers stop after `width` entries, the sampled token among them.
@@ -198,7 +199,8 @@ def _part(choice: Choice, at: int, text: str, asked: Body) -> Body:
     last = at == len(choice.ids) - 1
     part: Body = {"index": choice.index}
     part |= {"delta": {"content": text}} if "messages" in asked else {"text": text}
-    claim = None if choice.rows is None else claim_body([choice.ids[at]], [choice.rows[at]], asked)
+    offset = sum(len(f"{TOKEN}{id}") for id in choice.ids[:at])
+    claim = None if choice.rows is None else claim_body([choice.ids[at]], [choice.rows[at]], asked, offset)
     part |= {"logprobs": claim, "finish_reason": choice.finish if last else None, "token_ids": [choice.ids[at]]}
     if last or "messages" not in asked:
         part["stop_reason"] = choice.stop if last else None

@@ -141,10 +141,8 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     upstream = Upstream()
     async with TestServer(upstream.app()) as behind:
         url = str(behind.make_url(""))
-        async with (
-            TestServer(ATTACKS[request.param](Setup(Site(url), Site(url), "vllm-0.32-v2", (2,), 1)).app()) as front,
-            ClientSession() as session,
-        ):
+        cheat = ATTACKS[request.param](Setup(Site(url), Site(url), "vllm-0.32-v2", (2,), good=1))
+        async with TestServer(cheat.app()) as front, ClientSession() as session:
             yield Bench(upstream, str(front.make_url("")).rstrip("/"), session)
 
 
@@ -182,7 +180,7 @@ async def test_the_spoofer_speaks_completions(bench: Bench) -> None:
     claim = json.loads(raw)["choices"][0]["logprobs"]
     assert claim["token_logprobs"] == [-2.0, -2.0]
     assert claim["top_logprobs"][0] == {"token_id:11": -2.0, "token_id:50": -0.1}
-    assert claim["text_offset"] == [0, 1]
+    assert claim["text_offset"] == [0, len("token_id:11")]
 
 
 @pytest.mark.parametrize("bench", ["hot"], indirect=True)
@@ -236,10 +234,11 @@ async def test_a_dead_upstream_is_an_error_in_json() -> None:
 
 def test_help_lists_every_cheat(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["--help"])
+        main(["serve", "--help"])
     assert stop.value.code == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text and cheat.about in text for name, cheat in ATTACKS.items())
+    assert all(text.count(cheat.about) == 2 for cheat in ATTACKS.values())
 
 
 def test_the_spoofer_needs_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
