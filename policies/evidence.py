@@ -158,7 +158,8 @@ class Replay:
             ranks, Jaccard and omitted mass do not exist.
         own: columns, the emitted token's among them, that are the reference's own top-k; claimed ids outside it
             stand after them. None when every column is its own. Meaningless in form `ids`.
-        routed_experts: integers (P+G−1 or P+G, layers, experts per token), as `Evidence.routed_experts`, or None.
+        routed_experts: integers (P+G−1 or P+G, layers, experts per token), as `Evidence.routed_experts`, or of the
+            output's part alone (G−1 or G rows, from position P on); None when the reference captures none.
         prompt_ids: the reference's own rendering of the request, or None when it cannot render it.
         reference: name and version of what replayed.
     """

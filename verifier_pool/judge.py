@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from policies import distance, margin, selection, structure
+from policies import distance, margin, routing, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Replay, ReplayForm
 from policies.profile import Profile
 from policies.settings import ModelSettings
+from policies.structure import Earlier
 from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
 from verifier_pool.bad_words import forbidden_ids
 from verifier_pool.reference.base import Reference, ReplayRequest
+from verifier_pool.tokenizer import spelling_of
 
 FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
 """Replay failures that trying again cannot cure."""
@@ -34,6 +36,7 @@ def judge(
     last_try: bool = True,
     declaration_expired: bool = False,
     form: ReplayForm = "full",
+    earlier: Sequence[Earlier | None] | None = None,
 ) -> Verification:
     """Judge the choices of one response.
 
@@ -43,6 +46,7 @@ def judge(
             with its reason.
         declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
         form: `full` also takes the reference's own top 20; `ids` scores the claimed ids only, and never passes.
+        earlier: what is remembered of the backend's answers to the same request, per choice (`verifier_pool.history`).
 
     Raises:
         ReplayError: the reference had a passing trouble and this is not the last try.
@@ -54,8 +58,8 @@ def judge(
     if audited and reference is not None:
         replays = replay_choices(choices, reference, last_try=last_try, form=form, experts=model.experts is not None)
     verdicts = [
-        _judge_one(choice, replay, model, profile, declaration_expired)
-        for choice, replay in zip(choices, replays, strict=True)
+        _judge_one(choice, replay, model, profile, declaration_expired, before)
+        for choice, replay, before in zip(choices, replays, earlier or [None] * len(choices), strict=True)
     ]
     overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
     return describe(choices, verdicts, overall, time.time())
@@ -123,6 +127,7 @@ def cpu_checks(
     rendered_prompt: Ids | None = None,
     *,
     declaration_expired: bool = False,
+    earlier: Earlier | None = None,
 ) -> list[Check]:
     """The checks that need no reference, though `structure` uses its rendering of the prompt where there is one."""
     return [
@@ -132,6 +137,8 @@ def cpu_checks(
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
             rendered_prompt=rendered_prompt,
+            spelling=spelling_of(model),
+            earlier=earlier,
         ),
         selection.check(
             choice,
@@ -149,9 +156,10 @@ def _judge_one(
     model: ModelSettings,
     profile: Profile | None,
     declaration_expired: bool,
+    earlier: Earlier | None,
 ) -> Verdict:
     rendered = replay.prompt_ids if isinstance(replay, Replay) else None
-    checks = cpu_checks(choice, model, rendered, declaration_expired=declaration_expired)
+    checks = cpu_checks(choice, model, rendered, declaration_expired=declaration_expired, earlier=earlier)
     if isinstance(replay, Replay):
         contradicted = declaration_expired or any(selection.fitting_runtime(check.reason) for check in checks)
         checks.append(distance.check(choice, replay, profile))
@@ -168,16 +176,16 @@ def _judge_one(
     elif isinstance(replay, ReplayError):
         checks += [Check(name, Result.INCONCLUSIVE, replay.reason) for name in (distance.NAME, margin.NAME)]
     if model.experts:
-        checks.append(_routing(choice))
+        checks += _routing(choice, replay, profile, model.experts)
     return combine(checks, audited=replay is not None)
 
 
-def _routing(choice: Evidence) -> Check:
-    """Says that expert ids exist or not; comparing them needs a reference that captures its own."""
-    if choice.routed_experts is not None:
-        reason = "not_checked_yet"
-    elif choice.stream:
-        reason = "stream: this backend's streams carry no expert ids"
-    else:
-        reason = "no_routed_experts"
-    return Check("routing", Result.INCONCLUSIVE, reason)
+def _routing(
+    choice: Evidence, replay: Replay | ReplayError | None, profile: Profile | None, experts: int
+) -> list[Check]:
+    if isinstance(replay, Replay):
+        return [routing.check(choice, replay, profile, experts=experts)]
+    found = routing.obstacle(choice, experts)
+    if found is None and isinstance(replay, ReplayError):
+        found = Check(routing.NAME, Result.INCONCLUSIVE, replay.reason)
+    return [] if found is None else [found]

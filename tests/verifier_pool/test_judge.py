@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import distance
+from policies import distance, margin
 from policies.checks import Check, Result, Verdict, VerdictWord
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Replay
@@ -127,20 +127,34 @@ def test_the_cpu_checks_alone_are_unaudited() -> None:
     assert judged(answer())["verdict"] == "unaudited"
 
 
+EXPERTS = np.tile(np.array([1, 5], np.uint8), (14, 2, 1))
+
+
 @pytest.mark.parametrize(
-    ("experts", "stream", "reason"),
+    ("changes", "result", "reason"),
     [
-        (None, True, "stream: this backend's streams carry no expert ids"),
-        (None, False, "no_routed_experts"),
-        (np.zeros((14, 2, 2), np.uint8), False, "not_checked_yet"),
+        ({"stream": True}, "inconclusive", "stream"),
+        ({}, "withheld", "no_routed_experts"),
+        ({"faults": ("bad_routed_experts",)}, "withheld", "bad_routed_experts"),
+        ({"routed_experts": EXPERTS[:9]}, "withheld", "bad_routed_experts"),
+        ({"routed_experts": EXPERTS + np.uint8(3)}, "withheld", "bad_routed_experts"),
     ],
 )
-def test_routing_is_named_but_not_judged(experts: object, stream: bool, reason: str) -> None:
-    verification = judged(answer(routed_experts=experts, stream=stream), model=MOE)
-    assert check(verification, "routing")["result"] == "inconclusive"
-    assert check(verification, "routing")["reason"] == reason
-    assert verification["verdict"] == "unaudited"
+def test_what_expert_ids_alone_say(changes: dict[str, object], result: str, reason: str) -> None:
+    verification = judged(answer(**changes), model=MOE)
+    found = check(verification, "routing")
+    assert (found["result"], str(found["reason"]).partition(":")[0]) == (result, reason)
+    assert verification["verdict"] == ("withheld" if result == "withheld" else "unaudited")
     assert [found["name"] for found in judged(answer())["checks"]] == ["structure", "selection"]
+
+
+def test_expert_ids_wait_for_a_reference_that_captures_its_own() -> None:
+    moe = answer(routed_experts=EXPERTS)
+    assert [found["name"] for found in judged(moe, model=MOE)["checks"]] == ["structure", "selection"]
+    found = check(judged(moe, model=MOE, reference=ToyReference()), "routing")
+    assert str(found["reason"]).startswith("no_reference_experts")
+    found = check(judged(moe, model=MOE, reference=ToyReference(failing("unreachable"))), "routing")
+    assert (found["result"], found["reason"]) == ("inconclusive", "unreachable")
 
 
 def test_numbers_json_cannot_spell_become_null() -> None:
@@ -176,7 +190,8 @@ def profile_of_the_toy() -> Profile:
         evidence = answer((seed, seed + 1), 48, kernels=seed + 1)
         (replay,) = replay_choices([evidence], reference, last_try=True)
         assert isinstance(replay, Replay)
-        measured += distance.calibration_rows(evidence, replay)
+        for each in (distance, margin):
+            measured += each.calibration_rows(evidence, replay)
     return fit(measured, key)
 
 

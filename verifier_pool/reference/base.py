@@ -23,7 +23,7 @@ class ReplayRequest:
             top-k is wanted.
         form: `full` takes the reference's own top-k too. A reference that cannot score given ids alone answers
             in form `full`.
-        experts: also take the expert ids of every token.
+        experts: also take the expert ids of the output tokens, where the reference captures any.
     """
 
     prompt_ids: Ids
