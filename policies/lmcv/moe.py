@@ -66,7 +66,7 @@ def compare_routes(
     if sentinel is not None:
         valid = np.asarray((ours != sentinel) & (theirs != sentinel), np.bool_)
     equal: Flags = np.logical_and(ours == theirs, valid)
-    present: Flags = valid.any(axis=2)
+    present: Flags = np.asarray(valid.any(axis=2), np.bool_)
     matches = (equal | ~valid).all(axis=2) & present
     shared, either, larger = _sets(ours.astype(np.int64), theirs.astype(np.int64), valid)
     some = present.any(axis=1)
