@@ -15,6 +15,10 @@ from policies import betting
 PATHS = 10_000
 
 
+def false_alarms(running: betting.LogEvidence, alpha: float) -> float:
+    return float((running.max(axis=1) >= -math.log(alpha)).mean())
+
+
 @given(st.floats(1e-5, 0.6), st.integers(1, 8), st.floats(0, 1))
 def test_expected_bernoulli_capital_is_one_at_the_rate_and_less_below(rate: float, n: int, share: float) -> None:
     outcomes = np.array(list(itertools.product([0, 1], repeat=n)))
@@ -41,25 +45,74 @@ def test_expected_bounded_capital_is_at_most_one_for_any_law_of_mean_mu0(mu0: fl
 
 def test_an_adversary_that_adapts_to_the_capital_gains_nothing() -> None:
     rng = np.random.default_rng(5)
-    mu0, bets = 0.2, np.zeros((PATHS, 60))
-    for unit in range(60):
-        rich = betting.bounded(bets[:, :unit], mu0)[:, -1] > 0 if unit else np.zeros(PATHS, bool)
+    paths, units, mu0 = 3000, 30, 0.2
+    bets = np.zeros((paths, units))
+    for unit in range(units):
+        rich = betting.bounded(bets[:, :unit], mu0)[:, -1] > 0 if unit else np.zeros(paths, bool)
         high = np.where(rich, 1.0, 0.4)
-        bets[:, unit] = np.where(rng.random(PATHS) < mu0 / high, high, 0.0)
-    assert (betting.bounded(bets, mu0).max(axis=1) >= math.log(20)).mean() <= 0.05 + 0.01
+        bets[:, unit] = np.where(rng.random(paths) < mu0 / high, high, 0.0)
+    assert (betting.bounded(bets, mu0).max(axis=1) >= math.log(20)).mean() <= 0.05 + 0.012
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.05, 0.01])
-def test_false_alarms_at_the_edge_of_the_null_stay_within_alpha(alpha: float) -> None:
+def test_false_alarms_at_the_edge_of_the_null_stay_within_alpha() -> None:
     rng = np.random.default_rng(7)
-    slack = 3 * math.sqrt(alpha / PATHS)
-    for rate in (0.001, 0.05, 0.4):
-        running = betting.bernoulli(rng.random((PATHS, 100)) < rate, rate)
-        assert (running.max(axis=1) >= -math.log(alpha)).mean() <= alpha + slack
+    paths = [betting.bernoulli(rng.random((PATHS, 60)) < rate, rate) for rate in (0.001, 0.05, 0.4)]
     for mu0 in (0.02, 0.2, 0.7):
-        for bets in (rng.random((PATHS, 60)) < mu0, rng.beta(mu0, 1 - mu0, (PATHS, 60)), np.full((1, 60), mu0)):
-            running = betting.bounded(bets, mu0)
-            assert (running.max(axis=1) >= -math.log(alpha)).mean() <= alpha + slack
+        for bets in (rng.random((PATHS, 40)) < mu0, rng.beta(mu0, 1 - mu0, (PATHS, 40)), np.full((1, 40), mu0)):
+            paths.append(betting.bounded(bets, mu0))
+    for running in paths:
+        for alpha in (0.2, 0.05, 0.01):
+            assert false_alarms(running, alpha) <= alpha + 3 * math.sqrt(alpha / PATHS)
+
+
+@pytest.mark.parametrize("n", [3, 24, 200])
+def test_the_calibrated_null_is_a_fair_game_on_average_over_calibrations(n: int) -> None:
+    units = 10
+    outcomes = np.array(list(itertools.product([0, 1], repeat=units)))
+    capital = np.exp(betting.calibrated(outcomes, n)[:, -1])
+    # The chance of exceeding all of n is Beta(1, n): integrate s exceedances of it exactly.
+    s = outcomes.sum(axis=1)
+    law = np.array(
+        [n * math.exp(math.lgamma(k + 1) + math.lgamma(n + units - k) - math.lgamma(n + units + 1)) for k in s]
+    )
+    assert law.sum() == pytest.approx(1)
+    assert law @ capital <= 1 + 1e-9
+    assert law @ capital > 0.5
+
+
+def test_calibrated_evidence_raises_no_false_alarms_over_shared_calibrations() -> None:
+    rng = np.random.default_rng(11)
+    units, sizes = 30, np.array([12, 40, 40])
+    # Three groups whose bars come from the same calibration responses, the worst they can: they err together.
+    luck = rng.random((PATHS, 1))
+    group = rng.integers(0, 3, (PATHS, units))
+    several = rng.random((PATHS, units)) < 1 - luck ** (1 / sizes[group])
+    one = rng.random((PATHS, units)) < 1 - luck ** (1 / 24)
+    for running in (betting.calibrated(several, sizes[group], 3), betting.calibrated(one, 24)):
+        for alpha in (0.2, 0.05, 0.01):
+            assert false_alarms(running, alpha) <= alpha + 3 * math.sqrt(alpha / PATHS)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=25), st.integers(0, 24), st.integers(1, 300), st.integers(1, 40))
+def test_one_more_exceedance_never_lowers_calibrated_evidence(
+    exceeds: list[bool], at: int, n: int, groups: int
+) -> None:
+    more = list(exceeds)
+    more[at % len(more)] = True
+    before, after = betting.calibrated(exceeds, n, groups), betting.calibrated(more, n, groups)
+    assert (after >= before - 1e-9).all()
+    assert (betting.calibrated(exceeds, n, groups + 1) <= before + 1e-9).all()
+
+
+def test_what_calibrated_evidence_costs() -> None:
+    found = {n: betting.first_over(betting.calibrated(np.ones(99), n, 12), 1e-6) for n in (12, 24, 48, 100, 400)}
+    assert found == {12: 18, 24: 10, 48: 7, 100: 5, 400: 4}
+    assert betting.calibrated(np.zeros(50), 24)[-1] <= 0
+    assert betting.calibrated([], 24).shape == (0,)
+    assert np.isfinite(betting.calibrated(np.ones(20_000), 1000, 40)).all()
+    for n, groups in ((0, 1), (5, 0), (math.nan, 1)):
+        with pytest.raises(ValueError, match="at least one"):
+            betting.calibrated([True], n, groups)
 
 
 def test_units_of_different_nulls_share_one_process() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import distance, margin, noise, selection
+from policies import betting, distance, margin, noise, selection
 from policies._calibrated import forms
 from policies.checks import Result
 from policies.evidence import Evidence, Replay, Sampling
@@ -94,8 +94,16 @@ def test_a_spoofed_and_bent_claim_is_caught_by_margin_alone() -> None:
         liar = bent(answer, replay)
         assert selection.check(liar).result is Result.PASS
         assert distance.check(liar, replay, profile).result is not Result.REJECT
-        found.append(margin.check(liar, replay, profile).result)
-    assert found.count(Result.REJECT) >= 6
+        found.append(margin.check(liar, replay, profile))
+    # Forty tokens show two to five events: most say a little, and together they are certain.
+    assert sum(check.result is Result.REJECT for check in found) >= 2
+    assert sum(int(check.metrics["exceeds"] or 0) for check in found) >= 6
+    evidence = betting.calibrated(
+        [bool(check.metrics["exceeds"]) for check in found],
+        [int(check.metrics["n_least"] or 0) for check in found],
+        int(found[0].metrics["groups"] or 0),
+    )
+    assert evidence[-1] > math.log(1e3)
 
 
 def test_an_omitted_rival_shows_in_the_full_form_alone() -> None:
@@ -119,7 +127,7 @@ def test_an_omitted_rival_shows_in_the_full_form_alone() -> None:
         assert few.metrics["omitted_rivals"] == few.metrics["losing"] == 0
         assert few.result is Result.INCONCLUSIVE
         assert few.reason.startswith("ids_form")
-        seen += full.result is Result.REJECT
+        seen += int(full.metrics["exceeds"] or 0)
     assert seen >= 6
 
 
