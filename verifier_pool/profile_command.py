@@ -74,6 +74,8 @@ def _show(arguments: argparse.Namespace) -> str:
     rows = {**msgspec.structs.asdict(profile.key), "signed by": opened.signer or "nobody"}
     if profile.created:
         rows["created"] = f"{datetime.fromtimestamp(profile.created, UTC):%Y-%m-%d %H:%M} UTC"
+    cells = f"{len(profile.cells)}, of {min(cell.n for cell in profile.cells)} answers or more"
+    rows |= {"answers": str(profile.responses), "tokens": str(profile.tokens), "cells": cells, **profile.made}
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 

@@ -68,13 +68,11 @@ class Asker:
         model: ModelSettings,
         *,
         words: int,
-        pause: float = PAUSE_SECONDS,
     ) -> None:
         self._session = session
         self._backend = backend
         self._model = model
         self._words = words
-        self._pause = pause
         self.failures = Failures()
 
     async def run(self, shots: Sequence[Shot], keep: Keep, tick: Callable[[Shot], None]) -> None:
@@ -105,7 +103,7 @@ class Asker:
     async def _ask(self, shot: Shot) -> Evidence | None:
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self._pause * 2 ** (attempt - 1))
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
             try:
                 evidence = await self._one(shot)
             except _Failed as failure:

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.calibration.errors import CalibrationError
 from benchmarks.calibration.plan import Shot
-from policies import distance, margin
+from policies import distance, margin, routing
 from policies.evidence import Evidence, Replay
 from policies.profile import Profile, ProfileKey, Row, fit, response_name
 
@@ -49,6 +49,7 @@ class Measured:
             self.references.add(replay.reference)
             self.rows += distance.calibration_rows(evidence, replay, arm=shot.label)
             self.rows += margin.calibration_rows(evidence, replay, arm=shot.label, eos_token_ids=self.eos_token_ids)
+            self.rows += routing.calibration_rows(evidence, replay, arm=shot.label)
 
 
 def fit_profile(measured: Measured, declared: Mapping[str, Any], made: Mapping[str, str]) -> Profile:

@@ -45,7 +45,6 @@ def replay(
     *,
     experts: bool,
     tick: Callable[[int], None],
-    pause: float = PAUSE_SECONDS,
 ) -> Iterator[tuple[int, dict[str, Replay]]]:
     """Yields the position of each answer with its replays by name, a batch at a time.
 
@@ -63,7 +62,7 @@ def replay(
             for offset in range(0, len(group), way.batch):
                 part = group[offset : offset + way.batch]
                 requests = [_request(evidence, way.form, experts) for evidence in part]
-                for place, result in enumerate(_patiently(reference, requests, pause), offset):
+                for place, result in enumerate(_patiently(reference, requests), offset):
                     if result.form == way.form:
                         found[place][way.name] = result
                     else:
@@ -86,12 +85,12 @@ def _request(evidence: Evidence, form: ReplayForm, experts: bool) -> ReplayReque
     )
 
 
-def _patiently(reference: Reference, requests: Sequence[ReplayRequest], pause: float) -> list[Replay]:
+def _patiently(reference: Reference, requests: Sequence[ReplayRequest]) -> list[Replay]:
     for attempt in range(ATTEMPTS):
         try:
             return reference.replay(requests)
         except ReplayError as error:
             if error.reason in FINAL or attempt == ATTEMPTS - 1:
                 raise CalibrationError(f"the reference cannot replay an answer: {error}") from error
-            time.sleep(pause * 2**attempt)
+            time.sleep(PAUSE_SECONDS * 2**attempt)
     raise AssertionError("unreachable")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+import numpy as np
+
 from benchmarks.calibration.fitting import Measured
+from policies import betting
 from policies.profile import Cell, Profile, Row
 
 BANDS = ("0", "0 to 0.5", "0.5 to 1", "1 to 1.5", "over 1.5")
@@ -15,7 +17,8 @@ BANDS = ("0", "0 to 0.5", "0.5 to 1", "1 to 1.5", "over 1.5")
 USEFUL = 30
 """Answers under which a cell says little: one response then rejects at no better level than 1/31."""
 EVIDENCE = 1e-6
-"""Level at which a backend is accused; how many rejected answers that takes follows from `mu0`."""
+"""Level at which a backend is accused; how many answers beyond all n that takes follows from n."""
+MANY = 200
 
 
 def summary(profile: Profile, measured: Measured) -> str:
@@ -26,7 +29,7 @@ def summary(profile: Profile, measured: Measured) -> str:
 
 CELLS_NOTE = (
     "p ≥: the smallest level at which one response can be rejected, 1/(n+1). mu0: bound on how often an honest one\n"
-    f"scores above all n. rejects: about how many rejected answers in a row are evidence of {EVIDENCE:g}."
+    f"scores above all n. rejects: how many such answers in a row are evidence of {EVIDENCE:g} against a backend."
 )
 
 
@@ -107,8 +110,13 @@ def _cell(cell: Cell) -> tuple[str, ...]:
         f"{median(cell.scores):.4g}",
         f"{cell.scores[-1]:.4g}",
         f"{cell.mu0:.3g}",
-        str(math.ceil(math.log(EVIDENCE) / math.log(cell.mu0))),
+        _rejects(cell.n),
     )
+
+
+def _rejects(n: int) -> str:
+    needed = betting.first_over(betting.calibrated(np.ones(MANY), n), EVIDENCE)
+    return str(needed) if needed else f"over {MANY}"
 
 
 def _place(cell: Cell) -> str:

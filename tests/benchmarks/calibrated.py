@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,16 @@ class ToyServer:
         tokens: list[int] = []
         every = np.arange(VOCAB, dtype=np.int32)[None]
         for place in range(fields["max_tokens"]):
-            scores = logprobs_after((tokens or prompt)[-1], self.salt, self.kernels)
+            scores = _logprobs((tokens or prompt)[-1], self.salt, self.kernels)
             if fields["temperature"] > 0:
                 gumbel = noise.gumbel(RUNTIME, fields["seed"], len(prompt) + place, every)
                 assert gumbel is not None
                 scores = scores + fields["temperature"] * gumbel[0]
             tokens.append(int(scores.argmax()))
         return tokens
+
+
+_logprobs = lru_cache(logprobs_after)
 
 
 def prompt_ids(fields: dict[str, Any]) -> list[int]:

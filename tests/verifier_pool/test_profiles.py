@@ -169,6 +169,7 @@ def test_the_command_makes_keys_signs_shows_and_checks(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert public in shown
     assert PROFILE.key.model in shown
+    assert "1, of 12 answers or more" in shown
     assert read_profile(file, [public]) == PROFILE
     with pytest.raises(ProfileError, match="No such file"):
         main(["show", str(tmp_path / "missing")])
