@@ -4,6 +4,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,42 @@ def test_replays_agree_whatever_the_batch(engine: Reference) -> None:
         assert (np.exp(one.logprobs.astype(np.float64)).sum(axis=1) < 1.001).all()
         assert one.reference == engine.name
     assert engine.name.startswith("vllm_engine vllm-0.32")
+
+
+@pytest.mark.e2e
+def test_claimed_ids_stand_behind_the_engines_own(engine: Reference) -> None:
+    text = np.random.default_rng(2).integers(100, 40_000, 40).astype(np.int32)
+    plain = ReplayRequest(text[:24], text[24:], "chat", b"")
+    (without,) = engine.replay([plain])
+    # What is likely elsewhere in the text is often among the 64 best here, outside the 20.
+    likely = np.unique(without.ids[without.ids >= 0])[:60]
+    deep = engine.replay([replace(plain, candidate_ids=np.tile(likely, (16, 1)))])[0]
+    assert deep.ids.shape[1] > 21
+    hostile = np.tile(np.array([-7, 49_152, 2**31 - 1, 5, 5, -1], np.int64), (16, 1))
+    claimed = np.concatenate([hostile, without.ids[:, ::-1], deep.ids[:, 21:23]], axis=1)
+    replays = engine.replay([replace(plain, candidate_ids=claimed, form=form) for form in ("full", "ids")])
+    for replay in replays:
+        # The V1 runner cannot score given ids alone: it answers in form `full` whatever was asked.
+        assert (replay.form, replay.own) == ("full", 21)
+        assert np.array_equal(replay.ids[:, :21], without.ids)
+        assert np.allclose(replay.logprobs[:, :21], without.logprobs, atol=0.05, rtol=0.05)
+        assert not np.isin(replay.ids, [-7, 49_152, 2**31 - 1]).any()
+        for row in replay.ids:
+            assert len(set(row[row >= 0])) == (row >= 0).sum()
+    assert without.own == without.ids.shape[1] == 21
+
+
+@pytest.mark.e2e
+def test_a_replay_of_every_shape_of_claim(engine: Reference) -> None:
+    text = np.arange(200, 216, dtype=np.int32)
+    plain = ReplayRequest(text[:8], text[8:], "chat", b"")
+    odd = [np.zeros((0, 0), np.int32), np.zeros((8, 0), np.int32), np.full((3, 21), 9, np.int32),
+           np.full((50, 1), -1, np.int32), np.full((8, 500), 7, np.int32), None]  # fmt: skip
+    for replay in engine.replay([replace(plain, candidate_ids=claim) for claim in odd]):
+        assert replay.ids.shape == replay.logprobs.shape
+        assert np.array_equal(replay.ids[:, 0], plain.output_ids)
+    with pytest.raises(ReplayError, match="nothing_to_replay"):
+        engine.replay([replace(plain, prompt_ids=text[:0])])
 
 
 @pytest.mark.e2e

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import threading
@@ -15,7 +17,7 @@ import pytest
 
 from policies.errors import ReplayError
 from policies.settings import ReferenceSettings
-from tests.verifier_pool.toy import answer, logprobs_after, rows
+from tests.verifier_pool.toy import VOCAB, answer, logprobs_after, rows
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.reference.rendering import same_but_for_the_date
@@ -31,6 +33,9 @@ class FakeVllm:
         self.render: Reply | None = None
         self.texts: dict[tuple[int, ...], str] | None = None
         self.completion: Callable[[dict[str, Any]], Reply] = self.prompt_logprobs
+        self.generate: Callable[[dict[str, Any]], Reply] = lambda _body: (403, {"error": "scale-out is off"})
+        self.max_logprobs = 64
+        self.experts: np.ndarray[Any, Any] | None = None
         self.at_once = self.most = 0
         self._lock = threading.Lock()
 
@@ -50,23 +55,58 @@ class FakeVllm:
             self.most = max(self.most, self.at_once)
         time.sleep(0.02)
         try:
-            return self.completion(body)
+            return self.generate(body) if path == "/inference/v1/generate" else self.completion(body)
         finally:
             with self._lock:
                 self.at_once -= 1
 
     def prompt_logprobs(self, body: dict[str, Any]) -> Reply:
-        prompt = body["prompt"]
-        listed: list[dict[str, Any] | None] = [None]
-        for last, token in itertools.pairwise(prompt):
-            table = logprobs_after(last)
-            order = np.argsort(-table).tolist()
-            entry = {"rank": order.index(token) + 1, "logprob": table[token], "decoded_token": "x"}
-            row = {str(token): entry}
-            for rank, id in enumerate(order[:20], 1):
-                row[str(id)] = {"rank": rank, "logprob": table[id], "decoded_token": "x"}
-            listed.append(row)
-        return 200, {"choices": [{"index": 0, "prompt_logprobs": listed, "prompt_token_ids": prompt}]}
+        if body["prompt_logprobs"] > self.max_logprobs:
+            return 400, {"error": {"message": f"which is greater than max allowed: {self.max_logprobs} (parameter=x)"}}
+        choice = {"index": 0, "prompt_logprobs": listed(body["prompt"], body["prompt_logprobs"])}
+        return 200, {"choices": [choice | {"prompt_token_ids": body["prompt"]} | self.routed(body)]}
+
+    def scores(self, body: dict[str, Any]) -> Reply:
+        """`/inference/v1/generate` on the V2 runner."""
+        ids, sampling = body["token_ids"], body["sampling_params"]
+        wanted, start = np.array(sampling["prompt_logprob_token_ids"]), sampling["prompt_logprob_start"]
+        assert len(wanted) == len(ids) - 1 - start
+        if wanted.shape[1] > self.max_logprobs:
+            return 400, {"error": {"message": f"which is greater than max allowed: {self.max_logprobs}. Set it"}}
+        if wanted.min() < -1 or wanted.max() >= VOCAB:
+            return 400, {"error": {"message": f"contain out-of-vocab token ids (-1 pads). Vocabulary size: {VOCAB}"}}
+        tables = np.array([logprobs_after(last) for last in ids[start:-1]])
+        scored = np.where(wanted < 0, -np.inf, np.take_along_axis(tables, np.maximum(wanted, 0), axis=1))
+        top = sampling.get("prompt_logprobs")
+        return 200, {
+            "choices": [{"index": 0, "token_ids": [1]} | self.routed(sampling)],
+            "prompt_logprobs": None if top is None else listed(ids, top),
+            "prompt_token_id_logprobs": npy(scored.astype(np.float32)),
+            "prompt_token_ids": ids,
+        }
+
+    def routed(self, asked: dict[str, Any]) -> dict[str, Any]:
+        start = asked.get("routed_experts_prompt_start", 0)
+        return {"routed_experts": None if self.experts is None else npy(self.experts[start:])}
+
+
+def listed(prompt: list[int], top: int) -> list[dict[str, Any] | None]:
+    """vLLM's prompt logprobs: the token itself and the `top` best."""
+    rows: list[dict[str, Any] | None] = [None]
+    for last, token in itertools.pairwise(prompt):
+        table = logprobs_after(last)
+        order = np.argsort(-table).tolist()
+        row = {str(token): {"rank": order.index(token) + 1, "logprob": table[token], "decoded_token": "x"}}
+        for rank, id in enumerate(order[:top], 1):
+            row[str(id)] = {"rank": rank, "logprob": table[id], "decoded_token": "x"}
+        rows.append(row)
+    return rows
+
+
+def npy(array: np.ndarray[Any, Any]) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @contextmanager
