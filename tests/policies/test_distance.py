@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from policies import distance
+from policies._calibrated import forms
 from policies._comparison import compare
 from policies.checks import Result
 from policies.evidence import MASKED, Evidence, Replay, Sampling
@@ -110,6 +111,88 @@ def test_an_ids_replay_has_no_ranks_jaccard_or_omitted_mass() -> None:
     finite = np.where(np.isfinite(answer.claim_logprobs), np.exp(answer.claim_logprobs.astype(float)), 0)
     assert metrics["claimed_mass"] == pytest.approx(finite.sum(axis=1).mean())
     assert distance.check(answer, replay, PROFILE).result is Result.PASS
+
+
+def with_claimed_columns(answer: Evidence, replay: Replay) -> Replay:
+    """The replay as a reference gives it that also scores the claimed ids: those outside its own list follow it."""
+    own = replay.ids.shape[1]
+    known = (answer.claim_ids[:, :, None] == replay.ids[:, None, :]).any(axis=2)
+    extra = np.where(known | (answer.claim_ids < 0), -1, answer.claim_ids).astype(np.int32)
+    guess = np.where(extra >= 0, answer.claim_logprobs, -np.inf).astype(np.float32)
+    return dataclasses.replace(
+        replay,
+        ids=np.concatenate([replay.ids, extra], axis=1),
+        logprobs=np.concatenate([replay.logprobs, guess], axis=1),
+        own=own,
+    )
+
+
+@pytest.mark.parametrize("pair", [SINGLE[0], FP8[0]])
+def test_claimed_ids_beside_the_references_own_are_compared_but_change_no_list(pair: tuple[Evidence, Replay]) -> None:
+    answer, replay = pair
+    wider = with_claimed_columns(answer, replay)
+    before, after = distance.measure(answer, replay), distance.measure(answer, wider)
+    for name in ("topk_jaccard", "rank_change_rate", "omitted_mass", "union_js", "union_js_p99", "abs_mean"):
+        assert after[name] == pytest.approx(before[name]), name
+    assert after["unmatched"] == 0
+    assert float(before["unmatched"] or 0) > 0
+    assert float(after["claimed_mass"] or 0) > float(before["claimed_mass"] or 0)
+    views = {view.form: view for view in forms(answer, wider)}
+    assert distance.measure(answer, views["ids"])["unmatched"] == 0
+    assert (np.isin(views["ids"].ids, answer.claim_ids) | (views["ids"].ids < 0)).all()
+
+
+def test_inventing_ids_or_leaving_out_likely_ones_is_distance() -> None:
+    answer, replay = ODD[0]
+    for share in (4, 10):
+        ids = answer.claim_ids.copy()
+        # The likeliest others go, ids nobody lists take their places and their logprobs.
+        ids[:, 1 : 1 + share] = np.where(ids[:, 1 : 1 + share] >= 0, ids[:, 1 : 1 + share] + 100_000, -1)
+        check = distance.check(dataclasses.replace(answer, claim_ids=ids), replay, PROFILE)
+        assert check.result is Result.REJECT
+        assert float(check.metrics["omitted_mass"] or 0) > 0.1
+
+
+def test_the_score_hardly_depends_on_how_peaked_a_position_is() -> None:
+    peaks, apart = [], []
+    for pair in SINGLE:
+        comparison = compare(*pair)
+        peaks.append(pair[1].logprobs.max(axis=1)[comparison.changed])
+        apart.append(comparison.apart[comparison.changed])
+    peak, value = np.concatenate(peaks), np.concatenate(apart)
+    peaked, flat = value[peak > -0.05].mean(), value[peak < -1].mean()
+    assert len(value[peak > -0.05]) > 50
+    assert 0.8 < peaked / flat < 1.3
+
+
+def test_one_wild_token_does_not_convict_a_short_answer() -> None:
+    for answer, replay in SINGLE[:10]:
+        logprobs = answer.claim_logprobs.copy()
+        logprobs[3, 1:] -= np.arange(logprobs.shape[1] - 1)
+        short = cut(dataclasses.replace(answer, claim_logprobs=logprobs), replay, 20)
+        check = distance.check(*short, PROFILE)
+        assert check.result is not Result.REJECT
+
+
+def test_a_claim_moved_as_a_whole_is_seen() -> None:
+    answer, replay = ODD[0]
+    moved = dataclasses.replace(answer, claim_logprobs=answer.claim_logprobs - np.float32(1.0))
+    assert distance.check(moved, replay, PROFILE).result is Result.REJECT
+
+
+def test_one_left_out_is_never_rejected() -> None:
+    rows = [distance.calibration_rows(*pair, arm="single") for pair in SINGLE]
+    for out, pair in enumerate(SINGLE):
+        profile = fit([row for k, each in enumerate(rows) if k != out for row in each], KEY)
+        for view in forms(*pair):
+            assert distance.check(pair[0], view, profile).result is not Result.REJECT
+
+
+def test_forms_are_calibrated_apart() -> None:
+    assert {cell.form for cell in PROFILE.cells} == {"full", "ids"}
+    for answer, replay in FP8:
+        for view in forms(answer, replay):
+            assert distance.check(answer, view, PROFILE).result is Result.REJECT
 
 
 def test_a_replay_of_a_disjoint_claim_diverges_as_far_as_it_can() -> None:

@@ -1,4 +1,4 @@
-"""Profiles: fitting, bands, prediction bounds and JSON."""
+"""Profiles: fitting, bands, p-values, spreads, bets, JSON, and that honest answers are left alone."""
 
 from __future__ import annotations
 
@@ -9,176 +9,203 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import distance, profile
+from policies import _cells, profile
+from policies._calibrated import REJECT_TAIL
 from policies.errors import CountersignError, ProfileError
-from policies.profile import Null, Profile, ProfileKey, fit, tail
-from tests.policies import recorded
+from policies.profile import Placement, Profile, ProfileKey, Row, fit
 
-KEY = ProfileKey("m", "vllm-0.32-v2", "bf16", "ref")
+KEY = ProfileKey("m", "vllm-0.32-v2", "bf16", "ref", engine="vllm 0.32")
 
 
-def row(value: float, *, temperature: float = 0.0, drift_tokens: int = 40, arm: str = "") -> dict[str, Any]:
-    return {
-        "temperature": temperature,
+def row(score: float, name: str = "", **changes: Any) -> Row:
+    fields: dict[str, Any] = {
+        "check": "distance",
+        "form": "full",
+        "arm": "single",
+        "temperature": 0.0,
+        "length": 64,
         "tokens": 64,
-        "drift_tokens": drift_tokens,
-        "drift_topk": value,
-        "union_js": None,
-        "arm": arm,
+    }
+    return Row(score=score, response=name, **(fields | changes))
+
+
+def rows(n: int, *, centre: float = 0.06, sd: float = 0.1, seed: int = 0, **changes: Any) -> list[Row]:
+    scores = centre * np.random.default_rng(seed).lognormal(0, sd, n)
+    return [row(float(score), f"{seed}-{index}", **changes) for index, score in enumerate(scores)]
+
+
+def judged(
+    fitted: Profile,
+    score: float,
+    *,
+    check: str = "distance",
+    form: str = "full",
+    temperature: float = 0.0,
+    length: int = 64,
+) -> Placement:
+    place = fitted.judge(check, form=form, temperature=temperature, length=length, score=score)
+    assert place is not None
+    return place
+
+
+def rejects(place: Placement) -> bool:
+    return place.exceeds and place.tail is not None and place.tail <= REJECT_TAIL
+
+
+FITTED = fit([*rows(30), *rows(12, seed=1, arm="batch8"), *rows(20, seed=2, temperature=0.8)], KEY, created=12.5)
+
+
+def test_a_cell_keeps_its_scores_and_where_they_lie() -> None:
+    (cell,) = fit(rows(30), KEY).cells
+    scores = sorted(each.score for each in rows(30))
+    assert cell.scores == pytest.approx(scores, rel=1e-5)
+    assert (cell.check, cell.form, cell.label, cell.temperature, cell.length) == ("distance", "full", "single", 0, 64)
+    assert cell.mu0 == pytest.approx(1 - profile.DELTA ** (1 / 30))
+    assert cell.floor == pytest.approx(np.mean(scores), rel=1e-5)
+    logs = np.log(np.array(cell.scores) + cell.floor)
+    assert cell.spread == _cells.Spread(float(logs.mean()), max(float(logs.std(ddof=1)), 0.05), 30)
+    assert (FITTED.responses, FITTED.tokens, FITTED.created) == (62, 62 * 64, 12.5)
+
+
+def test_p_is_the_rank_among_calibrated_scores_of_the_most_lenient_cell() -> None:
+    place = judged(FITTED, 0.2)
+    assert (place.p, place.n, place.label) == (1 / 13, 12, "batch8")
+    assert place.beyond
+    assert place.exceeds
+    assert place.n_least == 12
+    middle = judged(FITTED, 0.06)
+    assert middle.p > 0.2
+    assert not middle.beyond
+    assert middle.bet == 0
+    assert middle.plausible == middle.p
+
+
+def test_bets_grow_from_nothing_at_the_largest_calibrated_score_to_one() -> None:
+    usual = judged(FITTED, 0.06).usual
+    bets = [judged(FITTED, usual * factor).bet for factor in (0.9, 1.0, 1.1, 1.3, 2.0)]
+    assert bets[:2] == [0.0, 0.0]
+    assert bets == sorted(bets)
+    assert bets[-1] == 1
+    assert not judged(FITTED, usual * 1.1).exceeds
+
+
+def test_the_same_response_counts_once_with_its_largest_score() -> None:
+    fitted = fit([row(0.05 + 0.001 * (k % 8) + 0.0001 * (k > 7), str(k % 8)) for k in range(16)], KEY)
+    assert fitted.cells[0].n == fitted.responses == 8
+    assert fitted.cells[0].scores[0] == pytest.approx(0.0501)
+
+
+def test_short_drift_counts_and_says_nothing_of_the_spread() -> None:
+    fitted = fit([*rows(20, length=16), *(row(0.001, f"s{k}", length=3) for k in range(20))], KEY)
+    (cell,) = fitted.cells
+    assert cell.n == 40
+    assert cell.spread is not None
+    assert cell.spread.n == 20
+    assert rejects(judged(fitted, 0.3, length=16))
+
+
+def test_arms_temperatures_and_lengths_are_apart() -> None:
+    fitted = fit([*rows(9), *rows(9, length=16, arm="b"), *rows(9, temperature=0.8), *rows(7, arm="few")], KEY)
+    assert {(c.label, c.temperature, c.length) for c in fitted.cells} == {
+        ("single", 0, 64),
+        ("b", 0, 16),
+        ("single", 2, 64),
     }
 
 
-def values(n: int, centre: float = -3.0, sd: float = 0.3, seed: int = 0) -> list[float]:
-    return [float(value) for value in np.exp(np.random.default_rng(seed).normal(centre, sd, n))]
-
-
-def test_fit_stores_quantiles_with_counts_and_the_logs() -> None:
-    measured = values(30)
-    fitted = fit([row(value) for value in measured], KEY, created=12.5)
-    (arm,) = fitted.arms
-    assert (arm.label, arm.temperature, arm.tokens) == ("", 0, 32)
-    null = arm.nulls["drift_topk"]
-    logs = np.log(np.array(measured) + profile.FLOOR)
-    assert null.n == 30
-    assert null.mean == pytest.approx(logs.mean())
-    assert null.sd == pytest.approx(logs.std(ddof=1))
-    assert null.quantiles["0.99"] == pytest.approx(np.quantile(measured, 0.99))
-    assert null.quantiles["1.0"] == max(measured)
-    assert (fitted.responses, fitted.still, fitted.tokens, fitted.created) == (30, 0, 30 * 64, 12.5)
-
-
-def test_real_measurements_go_in_as_they_are() -> None:
-    rows = [
-        {**distance.measure(answer, replay), "temperature": answer.sampling.temperature}
-        for answer, replay in recorded.replayed("single")
-    ]
-    fitted = fit(rows, KEY)
-    assert {arm.temperature for arm in fitted.arms} == {0, 2}
-    assert all({"abs_mean", "union_js", "drift_topk"} <= arm.nulls.keys() for arm in fitted.arms)
-
-
-def test_prefix_rows_count_a_response_once() -> None:
-    pairs = recorded.replayed("single")
-    fitted = fit([row for pair in pairs for row in distance.calibration_rows(*pair)], KEY)
-    assert fitted.responses == len(pairs)
-    assert fitted.tokens == sum(len(answer.output_ids) for answer, _ in pairs)
-    assert {arm.tokens for arm in fitted.arms} == {16, 32}
-
-
-def test_a_calibration_without_drift_says_so() -> None:
-    rows = [row for pair in recorded.replayed("batch") * 5 for row in distance.calibration_rows(*pair)]
-    with pytest.raises(ProfileError, match="less drift"):
-        fit(rows, KEY)
+def test_the_longest_band_that_is_filled_speaks_up_to_eight_times_its_length() -> None:
+    fitted = fit([*rows(9, length=16), *rows(9, centre=0.05, length=64, seed=1)], KEY)
+    for length, reach in ((16, True), (63, True), (64, True), (512, True), (513, False), (15, False)):
+        found = fitted.judge("distance", form="full", temperature=0.0, length=length, score=0.1)
+        assert (found is not None) is reach
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [row(0.1)] * 7,
-        [{"temperature": 0.0, "tokens": 5}],
-        [row(0.1, temperature=math.nan)],
-        [row(0.1, temperature=-1.0)],
-        [row(0.1, drift_tokens=-1)],
-        [{**row(0.1), "drift_tokens": "16"}],
-        [{**row(0.1), "tokens": True}],
-    ],
+    ("temperature", "known"), [(0.0, True), (0.4, True), (0.8, True), (1.0, True), (1.01, False), (2.0, False)]
 )
-def test_too_little_or_unusable_rows_raise(rows: list[Any]) -> None:
-    with pytest.raises(ProfileError):
-        fit(rows, KEY)
+def test_temperatures_between_calibrated_ones_have_both_neighbours(temperature: float, known: bool) -> None:
+    found = FITTED.judge("distance", form="full", temperature=temperature, length=64, score=0.06)
+    assert (found is not None) is known
+    if temperature == 0.4:
+        assert judged(FITTED, 0.2, temperature=0.4).n_least == 12
+
+
+def test_another_check_or_form_is_not_judged() -> None:
+    assert FITTED.judge("margin", form="full", temperature=0.0, length=64, score=0.1) is None
+    assert FITTED.judge("distance", form="ids", temperature=0.0, length=64, score=0.1) is None
+
+
+def test_engines_that_agree_bit_for_bit_reject_nothing() -> None:
+    fitted = fit([row(0.0, str(k)) for k in range(40)], KEY)
+    place = judged(fitted, 5.0)
+    assert (place.tail, place.bet, place.exceeds) == (None, 0.0, False)
+    assert place.plausible == 0
+    assert judged(fitted, 0.0).plausible == 1
+
+
+def test_what_never_drifts_under_one_load_is_judged_by_how_it_drifts_under_another() -> None:
+    still = [row(0.0, f"s{k}", arm="batch8", temperature=0.8) for k in range(20)]
+    fitted = fit([*rows(20), *still], KEY)
+    honest = judged(fitted, 0.07, temperature=0.8)
+    assert not rejects(honest)
+    assert rejects(judged(fitted, 0.4, temperature=0.8))
+
+
+def test_sums_of_few_events_have_a_wide_spread_however_few_are_seen() -> None:
+    scores = [0.0] * 20 + [0.001, 0.002, 0.001]
+    fitted = fit([row(score, str(k), check="margin") for k, score in enumerate(scores)], KEY)
+    assert not rejects(judged(fitted, 0.006, check="margin"))
+    assert rejects(judged(fitted, 0.2, check="margin"))
+
+
+@pytest.mark.parametrize("n", [8, 12, 24, 60])
+def test_honest_responses_are_rejected_far_more_rarely_than_the_level_says(n: int) -> None:
+    rng = np.random.default_rng(n)
+    found = 0
+    for seed in range(40):
+        fitted = fit(rows(n, seed=seed), KEY)
+        found += sum(rejects(judged(fitted, float(score))) for score in 0.06 * rng.lognormal(0, 0.1, 100))
+    assert found == 0
+
+
+def test_one_in_n_plus_one_honest_responses_lies_beyond_a_calibration() -> None:
+    rng = np.random.default_rng(1)
+    beyond = [judged(fit(rows(19, seed=seed), KEY), float(0.06 * rng.lognormal(0, 0.1))).beyond for seed in range(600)]
+    assert np.mean(beyond) == pytest.approx(1 / 20, abs=0.03)
+
+
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_a_larger_score_is_never_more_plausible(first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    near, far = judged(FITTED, low), judged(FITTED, high)
+    assert far.p <= near.p
+    assert (far.tail or 0) <= (near.tail or 0) + 1e-12
+    assert far.bet >= near.bet
+    assert far.exceeds >= near.exceeds
+
+
+def test_too_few_responses_or_unusable_rows_raise() -> None:
+    with pytest.raises(ProfileError, match="has 8 responses"):
+        fit(rows(7), KEY)
+    for broken in (row(math.nan), row(-1.0), row(math.inf), row(0.1, length=-1), row(0.1, temperature=-0.5)):
+        with pytest.raises(ProfileError, match="cannot be used"):
+            fit([broken], KEY)
     assert issubclass(ProfileError, CountersignError)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "band"), [(0, 0), (0.01, 1), (0.5, 1), (0.7, 2), (1, 2), (1.2, 3), (1.5, 3), (2, 4)]
-)
-def test_temperature_bands(temperature: float, band: int) -> None:
-    assert profile.temperature_band(temperature) == band
-
-
-@pytest.mark.parametrize(
-    ("positions", "band"), [(0, 0), (15, 0), (16, 16), (31, 16), (32, 32), (63, 32), (64, 64), (1000, 512)]
-)
-def test_length_bands(positions: int, band: int) -> None:
-    assert profile.length_band(positions) == band
-
-
-def test_matching_takes_the_longest_band_filled_per_label() -> None:
-    rows = [
-        row(0.1, drift_tokens=length, arm=arm, temperature=temperature)
-        for length in (16, 32)
-        for arm in ("single", "batch")
-        for temperature in (0.0, 0.8)
-        for _ in range(8)
-    ]
-    fitted = fit(rows, KEY)
-
-    def found(temperature: float, positions: int) -> set[tuple[str, int, int]]:
-        return {(arm.label, arm.temperature, arm.tokens) for arm in fitted.matching(temperature, positions)}
-
-    assert found(0, 16) == {("single", 0, 16), ("batch", 0, 16)}
-    assert found(0.7, 200) == {("single", 2, 32), ("batch", 2, 32)}
-    assert found(0.3, 40) == {(label, band, 32) for label in ("single", "batch") for band in (0, 2)}
-    assert found(0, 15) == set()
-    assert found(1.2, 40) == set()
-    assert found(0, 32 * profile.LONGEST_REACH) != set()
-    assert found(0, 32 * profile.LONGEST_REACH + 1) == set()
-
-
-def test_tail_keeps_its_level_on_honest_responses() -> None:
-    # 12 responses fitted, one more drawn: under the null the tail is uniform.
-    rng = np.random.default_rng(4)
-    tails = []
-    for _ in range(4000):
-        logs = rng.normal(-3, 0.4, 13)
-        null = Null(12, float(logs[:12].mean()), float(logs[:12].std(ddof=1)), {})
-        tails.append(tail(null, float(np.exp(logs[12]))))
-    for level in (0.5, 0.1, 0.01):
-        assert np.mean(np.array(tails) < level) == pytest.approx(level, abs=4 * math.sqrt(level / 4000))
-
-
-@given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(2, 500), st.floats(0, 3))
-def test_tail_falls_with_the_value(low: float, high: float, n: int, sd: float) -> None:
-    low, high = sorted((low, high))
-    null = Null(n, -3.0, sd, {})
-    assert 0 <= tail(null, high) <= tail(null, low) <= 1
-
-
-def test_tail_of_nothing_accuses_nobody() -> None:
-    assert tail(Null(9, -3.0, 0.0, {}), math.nan) == 1
-    assert tail(Null(9, -3.0, 0.0, {}), 0.0) == pytest.approx(1)
-    # Responses that agree to the last digit still allow for some spread.
-    assert tail(Null(9, -3.0, 0.0, {}), math.exp(-3.0) * 1.01) > 0.3
-
-
-def test_a_metric_that_never_moved_accuses_nobody() -> None:
-    # Two machines may agree on every list of candidates throughout a calibration; one swap later is no cheat.
-    measured = [{**row(value), "drift_jaccard": 0.0, "drift_omitted": 0.0} for value in values(24)]
-    (arm,) = fit(measured, KEY).arms
-    assert set(arm.nulls) == {"drift_topk"}
-
-
-@pytest.mark.parametrize("later", [1e-6, 1e-5, 1e-4, 5e-4])
-def test_amounts_far_below_what_matters_are_alike(later: float) -> None:
-    # A peaked model leaves out next to nothing; one flat stretch leaves out more, and is honest all the same.
-    tiny = np.random.default_rng(3).uniform(0, 1e-7, 24)
-    measured = [{**row(value), "drift_omitted": float(t)} for value, t in zip(values(24), tiny, strict=True)]
-    (arm,) = fit(measured, KEY).arms
-    assert tail(arm.nulls["drift_omitted"], later) > distance.REJECT_LEVEL
-
-
-FITTED = fit([row(value, arm=arm) for arm in ("a", "b") for value in values(9)], KEY, created=3.25)
-
-
-def test_json_round_trip() -> None:
+def test_json_comes_back_as_it_was_and_stays_the_same() -> None:
     text = FITTED.to_json()
     assert Profile.from_json(text) == FITTED
     assert Profile.from_json(text.encode()).to_json() == text
-    assert json.loads(text)["key"]["model"] == "m"
+
+
+def test_an_old_profile_says_what_to_do() -> None:
+    old = {"key": {}, "arms": [], "responses": 1, "still": 0, "tokens": 1, "version": 1}
+    with pytest.raises(ProfileError, match="calibrate again"):
+        Profile.from_json(json.dumps(old))
 
 
 def edited(path: list[Any], value: Any) -> str:
@@ -199,16 +226,20 @@ def edited(path: list[Any], value: Any) -> str:
         "null",
         "\ud800",
         b"\xff",
-        edited(["version"], 2),
-        edited(["arms"], []),
+        edited(["version"], 3),
+        edited(["cells"], []),
+        edited(["delta"], 0),
         edited(["surprise"], 1),
         edited(["key", "top_k"], "20"),
-        edited(["arms", 0, "tokens"], 3),
-        edited(["arms", 0, "temperature"], 9),
-        edited(["arms", 0, "nulls", "drift_topk", "n"], 1),
-        edited(["arms", 0, "nulls", "drift_topk", "sd"], -1),
-        edited(["arms", 0, "nulls", "drift_topk", "sd"], math.nan),
-        edited(["arms", 0, "nulls", "drift_topk", "floor"], 0.0),
+        edited(["cells", 0, "length"], 3),
+        edited(["cells", 0, "temperature"], 9),
+        edited(["cells", 0, "scores"], [0.1]),
+        edited(["cells", 0, "scores"], [0.2, 0.1]),
+        edited(["cells", 0, "scores"], [-0.2, 0.1]),
+        edited(["cells", 0, "mu0"], 1.5),
+        edited(["cells", 0, "floor"], 0.0),
+        edited(["cells", 0, "spread", "sd"], 0),
+        edited(["cells", 0, "spread", "n"], 1),
     ],
 )
 def test_malformed_profiles_raise(text: str | bytes) -> None:
@@ -217,6 +248,7 @@ def test_malformed_profiles_raise(text: str | bytes) -> None:
 
 
 @given(st.integers(0, len(FITTED.to_json())), st.text(max_size=4), st.integers(0, 5))
+@settings(max_examples=60)
 def test_damaged_profiles_raise_or_read(at: int, new: str, cut: int) -> None:
     text = FITTED.to_json()
     with contextlib.suppress(ProfileError):
