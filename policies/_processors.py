@@ -24,6 +24,8 @@ MOST_BIAS = 100.0
 """vLLM clamps a logit bias to ±100."""
 MASS_ROUNDING = 1e-5
 """How far a sum of claimed probabilities may be off, from fp32 logprobs."""
+LOGPROB_ROUNDING = 1e-5
+"""Nats by which an fp32 logprob may be off."""
 SHIFT_ROUNDING = 2.0**-22
 """Relative rounding of an fp32 logit through a shift: the logit's own and the sum's, half a unit in the last place
 each, with as much again to spare. Logits themselves are taken to lie within ±64."""
@@ -74,7 +76,8 @@ class Processed:
         listed: bool (G, W), entries that are real tokens with a finite, unmasked raw logprob.
         blank: bool (G,), rows in which everything may be masked; there vLLM emits what it likes.
         complete: bool (G,), rows whose claim lists every token that the grammar allows.
-        rounding: float64 (G,), nats by which fp32 shifts may be off.
+        rounding: float64 (G,), nats by which two shifted logprobs may be off against each other; 0 where nothing is
+            shifted, because equal logits have equal logprobs.
         unlisted: bounds on the rest.
     """
 
@@ -160,7 +163,7 @@ def process(
         listed=listed,
         blank=blank & ~candidates.any(axis=1),
         complete=complete,
-        rounding=np.where(largest > 0, SHIFT_ROUNDING * (largest + _LOGIT_RANGE), 0.0),
+        rounding=np.where(largest > 0, LOGPROB_ROUNDING + SHIFT_ROUNDING * (largest + _LOGIT_RANGE), 0.0),
         unlisted=tail.bounds(raw, listed, complete),
     )
 

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import noise
-from policies._processors import Processed
+from policies._processors import LOGPROB_ROUNDING, Processed
 from policies._truncation import survivors
 from policies.evidence import Evidence
 
 MARGIN_TOLERANCE = 1e-3
-"""Gumbel units by which a sampled token may lose at T > 0: fp32 noise and sums."""
-LOGPROB_ROUNDING = 1e-5
-"""Nats by which an fp32 logprob may be off; divided by T it joins the tolerance."""
+"""Gumbel units by which a sampled token may lose at T > 0: fp32 noise and sums. What logprobs may be off, divided by
+T, is added."""
 ARGMAX_TOLERANCE = 1e-6
 """Nats by which a sampled token may lie under the claimed maximum at T = 0; ties are exact."""
 LOWEST_TEMPERATURE = 0.01
@@ -53,7 +52,7 @@ def run(evidence: Evidence, claim: Processed, runtime: str, vocab_size: int) -> 
     masked = usable & ~claim.candidates[:, 0]
     if evidence.sampling.temperature == 0:
         margin = claim.logprobs.max(axis=1) - np.where(claim.candidates[:, 0], claim.logprobs[:, 0], np.inf)
-        violation = margin > ARGMAX_TOLERANCE + np.where(claim.rounding > 0, LOGPROB_ROUNDING + claim.rounding, 0.0)
+        violation = margin > ARGMAX_TOLERANCE + claim.rounding
         hanging, chance = np.zeros(rows, bool), np.zeros(rows)
     else:
         margin, violation, hanging, chance = _raced(evidence, claim, runtime, vocab_size)

@@ -27,7 +27,8 @@ EDGE = 1e-3
 from fp32 sums over the vocabulary and, on a GPU, by a pivot search; without an edge 2 of 3,778 honest tokens
 fell on the wrong side of a nucleus of 0.9 (H200)."""
 TIE = 1e-6
-"""Scaled logprobs this close count as tied; which of them a cut takes is arbitrary."""
+"""Scaled logprobs this close count as tied; which of them a cut takes is arbitrary. Where the request shifts logits,
+what that may be off is added."""
 
 _Floats = NDArray[np.float64]
 _Flags = NDArray[np.bool_]
@@ -70,18 +71,19 @@ def survivors(
     scaled = np.where(candidates, claim.logprobs - largest, -np.inf) / temperature
     weights = np.exp(scaled)
     highest = claim.unlisted.highest()
-    above = _unlisted_above(claim, temperature)
-    rank = _ranked(scaled, weights)
+    tie = (TIE + claim.rounding / temperature)[:, None]
+    above = _unlisted_above(claim, temperature, tie)
+    rank = _ranked(scaled, weights, tie)
     most_rank = rank.most + above
 
     kept = candidates.copy()
     dropped = ~candidates
     if sampling.min_p > 0:
-        edge = np.log(sampling.min_p)
+        edge, width = np.log(sampling.min_p), EDGE + tie
         # The largest of all may be unlisted.
         over = np.maximum(highest[:, None] - largest, 0.0) / temperature
-        kept &= scaled - over >= edge + EDGE
-        dropped |= scaled < edge - EDGE
+        kept &= scaled - over >= edge + width
+        dropped |= scaled < edge - width
     few = _fewer_than_k(kept, claim.unlisted.open, sampling)
     if sampling.top_k > 0:
         kept &= most_rank < sampling.top_k
@@ -119,15 +121,15 @@ def _fewer_than_k(kept: _Flags, open_rows: _Flags, sampling: Sampling) -> _Flags
     return few
 
 
-def _unlisted_above(claim: Processed, temperature: float) -> _Floats:
-    """How many unlisted tokens may outrank each candidate, at most; (G, W)."""
+def _unlisted_above(claim: Processed, temperature: float, tie: _Floats) -> _Floats:
+    """How many unlisted tokens may outrank each candidate, at most; (G, W). `tie` is (G, 1), of scaled logprobs."""
     rest = claim.unlisted
     shifted = claim.logprobs
     # Of raw probability p there are no more than M/p.
     with np.errstate(over="ignore"):
         ordinary = np.floor(rest.mass[:, None] * np.exp(-np.where(claim.candidates, shifted, 0.0)))
     above: _Floats = np.where(rest.open[:, None] & (shifted < rest.cap[:, None]), ordinary, 0.0)
-    lifted = shifted < (rest.cap + rest.lift)[:, None] + TIE * temperature
+    lifted = shifted < (rest.cap + rest.lift)[:, None] + tie * temperature
     above += np.where(lifted, rest.extra[:, None], 0)
     return above
 
@@ -142,7 +144,7 @@ class _Ranked:
     most_weight: _Floats
 
 
-def _ranked(scaled: _Floats, weights: _Floats) -> _Ranked:
+def _ranked(scaled: _Floats, weights: _Floats, tie: _Floats) -> _Ranked:
     width = scaled.shape[1]
     order = np.argsort(-scaled, axis=1)
     values = np.take_along_axis(scaled, order, axis=1)
@@ -150,7 +152,7 @@ def _ranked(scaled: _Floats, weights: _Floats) -> _Ranked:
     columns = np.broadcast_to(np.arange(width), scaled.shape)
     # A run of ties begins where a value lies clearly below the one before it.
     begins = np.ones(scaled.shape, bool)
-    begins[:, 1:] = values[:, 1:] < values[:, :-1] - TIE
+    begins[:, 1:] = values[:, 1:] < values[:, :-1] - tie
     start = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
     ends = np.ones(scaled.shape, bool)
     ends[:, :-1] = begins[:, 1:]

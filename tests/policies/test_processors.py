@@ -22,9 +22,12 @@ EOS = (2, 7)
 token = st.integers(0, VOCABULARY - 1)
 few = st.sampled_from([0, 0, 0, 1])
 biases = st.dictionaries(token, st.floats(-120, 120), max_size=6) | st.dictionaries(
-    token, st.floats(-6, 6), max_size=120
+    # Steps of a half make shifted bf16 logits tie.
+    token,
+    st.floats(-6, 6) | st.integers(-8, 8).map(lambda step: step / 2),
+    max_size=120,
 )
-penalties = st.sampled_from([0.0, 0.0, 0.4, 2.0, -0.3, -2.0])
+penalties = st.sampled_from([0.0, 0.0, 0.4, 0.5, 2.0, -0.3, -2.0])
 
 
 @st.composite
@@ -32,7 +35,7 @@ def samplings(draw_: st.DrawFn) -> tuple[Sampling, tuple[tuple[int, ...], ...]]:
     allowed = draw_(st.just(()) | st.just(()) | st.sets(token, min_size=1, max_size=60).map(lambda ids: tuple(ids)))
     words = draw_(st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=8))
     sampling = Sampling(
-        temperature=draw_(st.sampled_from([0.0, 0.01, 0.5, 0.7, 1.0, 1.0, 1.5])),
+        temperature=draw_(st.sampled_from([0.0, 0.01, 0.1, 0.7, 1.0, 1.0, 1.5])),
         top_p=draw_(st.sampled_from([1.0, 1.0, 0.95, 0.7, 0.2])),
         top_k=draw_(st.sampled_from([0, 0, 1, 5, 19, 25, 60])),
         min_p=draw_(st.sampled_from([0.0, 0.0, 0.05, 0.5])),
