@@ -28,11 +28,13 @@ from policies import _billed, _delivered, _unlikely
 from policies._claimed import claim_findings
 from policies._findings import Finding, rejected, undecided, withheld
 from policies._request import extras, repeats
-from policies._unlikely import Earlier
+from policies._unlikely import REPEATED_LEVEL, Earlier
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
 from policies.hazard import stop_ids
 from policies.spelling import Spelling
+
+__all__ = ["NAME", "REPEATED_LEVEL", "SHORTEST_CONTEXT", "Earlier", "check"]
 
 NAME = "structure"
 

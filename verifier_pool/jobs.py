@@ -11,7 +11,7 @@ from policies import audit, codec
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence
 from policies.verification import unverified
-from verifier_pool import declarations
+from verifier_pool import declarations, history
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import judge
 from verifier_pool.queue import RETRY_SECONDS
@@ -56,15 +56,17 @@ def give_up(id: str, reason: str) -> None:
 
 def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
     name, backend, runtime = choices[0].model, choices[0].backend, choices[0].runtime
+    model = context.settings.models.get(name, NO_MODEL)
     verification = judge(
         choices,
-        model=context.settings.models.get(name, NO_MODEL),
+        model=model,
         reference=context.references.get(name),
         profile=context.profiles.get(name),
         audited=audit.chosen(context.secret, id, context.settings.audit.rate),
         form="full" if audit.wants_full(context.secret, id, context.settings.audit.full) else "ids",
         last_try=_attempt() >= len(RETRY_SECONDS),
         declaration_expired=declarations.expired(context.store.redis, backend, runtime),
+        earlier=history.note(context.store.redis, context.secret, choices, model.vocab_size),
     )
     changed = declarations.note(context.store.redis, verification, runtime)
     if context.store.settle(verification) and changed:

@@ -70,6 +70,16 @@ def declaration_key(backend: str) -> str:
     return f"{PREFIX}declaration:{backend}"
 
 
+def answers_key(backend: str, prompt: str) -> str:
+    """Key of the answers a backend gave to one request, a hash (verifier_pool.history)."""
+    return f"{PREFIX}answers:{backend}:{prompt}"
+
+
+def answered_key(backend: str) -> str:
+    """Key of the sorted set of a backend's answers keys."""
+    return f"{PREFIX}answered:{backend}"
+
+
 def store_verdict_keys(id: str) -> list[str]:
     """KEYS of `STORE_VERDICT`."""
     return [verdict_key(id), OPEN, OUTBOX, intent_key(id)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from policies.evidence import Ids
+from policies.settings import ModelSettings
+
+logger = logging.getLogger(__name__)
 
 _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -80,6 +85,20 @@ class TokenizerSpelling:
         """The bytes of each id."""
         table = self._pieces
         return None if table is None else [table.get(id, b"") for id in ids.tolist()]
+
+
+def spelling_of(model: ModelSettings) -> TokenizerSpelling | None:
+    """The tokenizer of a declared model, read once per process; None where there is none that can be read."""
+    return _read(model.tokenizer) if model.tokenizer else None
+
+
+@lru_cache(maxsize=16)
+def _read(path: str) -> TokenizerSpelling | None:
+    try:
+        return TokenizerSpelling.load(path)
+    except (OSError, ValueError) as error:
+        logger.warning("texts cannot be held against ids: the tokenizer %s cannot be read (%s)", path, error)
+        return None
 
 
 def _legal(ids: Ids) -> list[int]:
