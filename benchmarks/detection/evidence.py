@@ -110,8 +110,9 @@ def _experts(arrays: dict[str, Any], rows: slice, prompt: int) -> NDArray[np.int
     """(P+G−1, layers, slots); rows of the prompt were not kept and hold −1."""
     if "experts" not in arrays:
         return None
-    block = arrays["experts"][rows][:-1].astype(np.int16)
-    return np.concatenate([np.full((prompt, *block.shape[1:]), -1, np.int16), block])
+    block: NDArray[np.int16] = arrays["experts"][rows][:-1].astype(np.int16)
+    whole: NDArray[np.int16] = np.concatenate([np.full((prompt, *block.shape[1:]), -1, np.int16), block])
+    return whole
 
 
 def _maybe(path: Path) -> dict[str, Any]:

@@ -33,6 +33,13 @@ TASKS = (
 
 PROMPTS = tuple(task.format(subject=subject) for subject in SUBJECTS for task in TASKS)
 
+_THINGS = ("an old bridge", "a school orchestra", "a night train", "a bakery", "a chess club", "a flooded cellar")
+_PLACES = ("by the sea", "in the mountains", "in a big city", "that nobody likes", "on a holiday", "after a storm")
+CALIBRATION_PROMPTS = tuple(
+    task.format(subject=f"{thing} {place}") for thing in _THINGS for place in _PLACES for task in TASKS
+)
+"""Other subjects, for the honest answers that a profile is made of."""
+
 _OPENINGS = ("On the first page", "Further down", "In the margin", "Under the picture", "On the last page")
 _DEEDS = (
     "somebody describes {subject} at great length and does not leave out the weather",

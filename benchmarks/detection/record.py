@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.detection.prompts import HIDDEN, LONG_PROMPTS, PROMPTS
+from benchmarks.detection.prompts import CALIBRATION_PROMPTS, HIDDEN, LONG_PROMPTS, PROMPTS
 from benchmarks.detection.variants import EAGER, VARIANTS, Variant
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -155,7 +155,7 @@ def open_engine(folder: Path, extra: dict[str, Any], together: int, moe: bool) -
 
 
 def _jobs(variant: Variant, every: int) -> Iterator[tuple[str, float, int]]:
-    texts = LONG_PROMPTS if variant.prompts == "long" else PROMPTS
+    texts = {"ordinary": PROMPTS, "long": LONG_PROMPTS, "calibration": CALIBRATION_PROMPTS}[variant.prompts]
     for text in texts[:: variant.every * every]:
         for temperature in TEMPERATURES:
             digest = hashlib.sha256(f"{variant.name} {temperature} {text}".encode()).digest()

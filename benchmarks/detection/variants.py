@@ -17,7 +17,7 @@ class Variant:
         model: folder under the models' folder.
         engine: keyword arguments of the engine.
         together: requests in flight at once.
-        prompts: the ordinary prompts, or the long documents.
+        prompts: the ordinary prompts, the long documents, or the prompts that profiles are made of.
         change: what the backend does to the prompt and does not tell: adds a system prompt, or drops the middle.
         every: asks only every so-manyth prompt.
         gpu: only where there is one.
@@ -29,7 +29,7 @@ class Variant:
     model: str = "bf16"
     engine: dict[str, Any] = field(default_factory=dict)
     together: int = 64
-    prompts: Literal["ordinary", "long"] = "ordinary"
+    prompts: Literal["ordinary", "long", "calibration"] = "ordinary"
     change: Literal["", "hidden", "truncated"] = ""
     every: int = 1
     gpu: bool = False
@@ -38,6 +38,19 @@ class Variant:
 VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
+        Variant("calibration-eager", "eager, 64 at once", True, engine=EAGER, prompts="calibration"),
+        Variant("calibration-graphs", "CUDA graphs and compiled kernels", True, prompts="calibration", gpu=True),
+        Variant("calibration-moe", "mixture of experts, CUDA graphs", True, "moe", prompts="calibration", gpu=True),
+        Variant(
+            "calibration-moe-eager",
+            "mixture of experts, eager",
+            True,
+            "moe",
+            EAGER,
+            prompts="calibration",
+            every=3,
+            gpu=True,
+        ),
         Variant("eager-64", "eager, 64 at once", True, engine=EAGER),
         Variant("eager-8", "eager, 8 at once", True, engine=EAGER, together=8, every=2),
         Variant("eager-1", "eager, one at a time", True, engine=EAGER, together=1, every=4),

@@ -1,0 +1,161 @@
+"""Judges every answer of every arm as the product does, and by others' rules, one flat row per answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.attacks import Arm
+from benchmarks.detection.evidence import MODEL, PRECISION, REFERENCE, Answer, load, recorded_names
+from policies import distance, lmcv, margin, rivals, routing, selection, structure
+from policies.checks import Check, VerdictWord
+from policies.evidence import Evidence, Replay
+from policies.profile import Profile, ProfileKey, fit
+from policies.verdict import combine
+
+Row = dict[str, Any]
+
+EOS = 2
+VOCABULARY = 49_152
+DENSE = {"calibration-eager": "eager", "calibration-graphs": "graphs"}
+"""Honest variants that the profile is made of, by condition. Every other arm is judged by it unseen."""
+EXPERTS = {"calibration-moe": "graphs", "calibration-moe-eager": "eager"}
+"""The same for the mixture of experts, which is another model and has a profile of its own."""
+LENGTHS = (32, 64, 128)
+"""Tokens at which the statistics are compared."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profiles:
+    """One profile per model; that of the experts is None where they were not recorded."""
+
+    dense: Profile
+    experts: Profile | None
+
+    def of(self, answer: Answer) -> Profile | None:
+        """The profile of the model an answer is declared to come from."""
+        return self.dense if answer.evidence.routed_experts is None else self.experts
+
+
+def calibrate(folder: Path, *, runtime: str, engine: str) -> Profiles:
+    """Profiles from the calibration recordings. Raises OSError when the dense ones are missing."""
+    dense = _fit(folder, DENSE, runtime, engine)
+    recorded = set(recorded_names(folder))
+    return Profiles(dense, _fit(folder, EXPERTS, runtime, engine) if recorded >= EXPERTS.keys() else None)
+
+
+def _fit(folder: Path, conditions: dict[str, str], runtime: str, engine: str) -> Profile:
+    rows = []
+    for name, label in conditions.items():
+        for answer in load(folder, name, runtime=runtime, engine=engine):
+            assert answer.replay is not None
+            rows += distance.calibration_rows(answer.evidence, answer.replay, arm=label)
+            rows += margin.calibration_rows(answer.evidence, answer.replay, arm=label, eos_token_ids=(EOS,))
+            if answer.evidence.routed_experts is not None:
+                rows += routing.calibration_rows(answer.evidence, answer.replay, arm=label)
+    return fit(rows, ProfileKey(MODEL, runtime, PRECISION, REFERENCE, engine))
+
+
+def judge(arm: Arm, profiles: Profiles) -> list[Row]:
+    """One row per replayed answer."""
+    return [
+        row(arm, number, answer, profiles.of(answer))
+        for number, answer in enumerate(arm.answers)
+        if answer.replay is not None
+    ]
+
+
+def row(arm: Arm, number: int, answer: Answer, profile: Profile | None) -> Row:
+    """Verdict, checks, and the statistics of others on the same answer."""
+    evidence, replay = answer.evidence, answer.replay
+    assert replay is not None
+    checks = [
+        structure.check(evidence, vocab_size=VOCABULARY, eos_token_ids=(EOS,)),
+        selection.check(evidence, vocab_size=VOCABULARY, eos_token_ids=(EOS,)),
+        distance.check(evidence, replay, profile),
+        margin.check(evidence, replay, profile, eos_token_ids=(EOS,)),
+    ]
+    if evidence.routed_experts is not None:
+        checks.append(routing.check(evidence, replay, profile))
+    found: Row = {
+        "arm": arm.name,
+        "kind": arm.kind,
+        "answer": number,
+        "temperature": round(evidence.sampling.temperature, 3),
+        "tokens": len(evidence.output_ids),
+        "verdict": combine(checks, audited=True).word.value,
+    }
+    for check in checks:
+        found |= _flat(check)
+    found |= {f"lmcv {name}": _lmcv(evidence, replay, name) for name in lmcv.POLICIES}
+    for length in LENGTHS:
+        if len(evidence.output_ids) >= length:
+            found |= {f"{name} @{length}": value for name, value in statistics(evidence, replay, length).items()}
+    return found
+
+
+def statistics(evidence: Evidence, replay: Replay, length: int) -> dict[str, float]:
+    """Ours and others' statistics of the first `length` tokens; larger is farther in each."""
+    short, cut = _first(evidence, replay, length)
+    ours = distance.measure(short, cut)
+    theirs = lmcv.summarise(lmcv.compare(short, cut))
+    return {
+        "distance": float(ours["score"] or 0.0),
+        "lmcv mean": theirs["mean_abs_logprob_diff"],
+        "lmcv p99": theirs["abs_logprob_diff_p99"],
+        "lmcv rank rate": theirs["rank_delta_nonzero_rate"],
+        "lmcv 1 - jaccard": 1.0 - theirs["topk_jaccard_mean"],
+        "lmcv js p99": theirs["union_js_p99"],
+        "gonka": rivals.gonka_distance(short, cut),
+        "logic ks": rivals.logic_test(short, cut).distance,
+    }
+
+
+def as_choice(found: Row) -> dict[str, Any]:
+    """A row as `benchmarks.adversary.score` reads the choices of a verification."""
+    names = ("structure", "selection", "distance", "margin", "routing")
+    return {
+        "checks": [
+            {
+                "name": name,
+                "result": found[f"{name} result"],
+                "metrics": {
+                    "tokens": found["tokens"], "bet": found.get(f"{name} bet"), "mu0": found.get(f"{name} mu0"),
+                },
+            }
+            for name in names
+            if found.get(f"{name} result")
+        ]
+    }  # fmt: skip
+
+
+def caught(rows: Sequence[Row]) -> list[Row]:
+    """Rows that were rejected."""
+    return [found for found in rows if found["verdict"] == VerdictWord.REJECT.value]
+
+
+def _flat(check: Check) -> Row:
+    kept = ("score", "p", "n", "tail", "bet", "mu0", "violations", "checked", "losing_far")
+    metrics = {f"{check.name} {name}": check.metrics[name] for name in kept if check.metrics.get(name) is not None}
+    return {f"{check.name} result": check.result.value, f"{check.name} reason": check.reason} | metrics
+
+
+def _lmcv(evidence: Evidence, replay: Replay, policy: str) -> str:
+    metrics = lmcv.summarise(lmcv.compare(evidence, replay))
+    return lmcv.verdict(metrics, lmcv.POLICIES[policy], k=evidence.claim_ids.shape[1] - 1).verdict
+
+
+def _first(evidence: Evidence, replay: Replay, length: int) -> tuple[Evidence, Replay]:
+    rows = slice(0, length)
+    short = dataclasses.replace(
+        evidence,
+        output_ids=evidence.output_ids[rows],
+        claim_ids=evidence.claim_ids[rows],
+        claim_logprobs=np.ascontiguousarray(evidence.claim_logprobs[rows]),
+        routed_experts=None,
+    )
+    return short, dataclasses.replace(replay, ids=replay.ids[rows], logprobs=replay.logprobs[rows], routed_experts=None)
