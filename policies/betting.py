@@ -25,7 +25,7 @@ by betting" (2024); mixtures after Robbins (1970); tolerance limits after Wilks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -143,6 +143,19 @@ def bounded(bets: ArrayLike, mu0: ArrayLike) -> LogEvidence:
     odds = np.where(means < 1, values / means - 1.0, 0.0)
     steps = np.log1p(odds[..., None] * np.array(FRACTIONS))
     return _mixed(np.cumsum(steps, axis=-2), weights)
+
+
+def of_check(metrics: Sequence[Mapping[str, float | int | None]]) -> LogEvidence:
+    """Evidence of one calibrated check over successive responses, from its `Check.metrics` (see `calibrated`).
+
+    A response that the check could not judge leaves the evidence as it was. All must be judged by one profile.
+    """
+    units = [found for found in metrics if found.get("exceeds") is not None]
+    exceeds = [bool(found["exceeds"]) for found in units]
+    counts = [int(found.get("n_least") or 1) for found in units]
+    groups = max((int(found.get("groups") or 1) for found in units), default=1)
+    running = np.concatenate([[0.0], calibrated(exceeds, counts, groups)])
+    return running[np.cumsum([found.get("exceeds") is not None for found in metrics], dtype=np.intp)]
 
 
 def average(running: Sequence[LogEvidence], weights: Sequence[float]) -> LogEvidence:

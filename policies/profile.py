@@ -208,7 +208,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             mu0=max(cell.mu0 for cell in matching),
             exceeds=bool(known) and math.log((score + floor) / (usual + floor)) > BAR,
             n_least=min(cell.n for cell in matching),
-            groups=_groups(cells),
+            groups=_groups([cell for cell in self.cells if cell.check == check]),
             usual=usual,
             label=label,
         )
@@ -273,9 +273,10 @@ def _matching(cells: list[Cell], temperature: float, length: int) -> list[Cell]:
 
 
 def _groups(cells: list[Cell]) -> int:
-    """Bound on the number of different sets of cells that can match: a temperature band or the gap beside it, and a
-    length at which a label's longest band begins or its reach ends."""
-    return 2 * (len({cell.temperature for cell in cells}) + 1) * len({cell.length for cell in cells})
+    """Bound on the number of different sets of cells that responses can be held against: a form, a temperature band or
+    the gap beside it, and a length at which a label's longest band begins or its reach ends."""
+    lengths, temperatures = {cell.length for cell in cells}, {cell.temperature for cell in cells}
+    return 2 * len(lengths) * (len(temperatures) + 1) * len({cell.form for cell in cells})
 
 
 def _bet(score: float, usual: float, floor: float, known: list[Spread]) -> float:

@@ -196,3 +196,12 @@ def test_impossible_bets_and_weights_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"weights|lengths"):
             betting.average(running, weights)
+
+
+def test_evidence_is_read_from_the_metrics_of_checks() -> None:
+    judged = {"exceeds": 1, "n_least": 24, "groups": 12, "score": 0.3}
+    running = betting.of_check([{}, judged, {"tokens": 3}, judged])
+    expected = betting.calibrated([True, True], 24, 12)
+    assert running == pytest.approx([0.0, expected[0], expected[0], expected[1]])
+    assert betting.of_check([]).shape == (0,)
+    assert betting.of_check([{}, {}]).tolist() == [0.0, 0.0]
