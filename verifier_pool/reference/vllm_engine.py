@@ -63,6 +63,8 @@ class VllmEngine:
         self._settings = settings
         self._engine: Any = None
         self.name = ""
+        self.scores_ids = False
+        """Whether vLLM runs its V2 runner here, which scores given ids."""
         self._start()
         self._self_test()
 
@@ -111,7 +113,7 @@ class VllmEngine:
         config = self._engine.model_config
         self._max_model_len = int(config.max_model_len)
         self._vocab_size = int(config.get_vocab_size())
-        self._scores_ids = bool(getattr(self._engine.llm_engine.vllm_config, "use_v2_model_runner", False))
+        self.scores_ids = bool(getattr(self._engine.llm_engine.vllm_config, "use_v2_model_runner", False))
         self._experts = bool(arguments.get("enable_return_routed_experts"))
         device = vllm.platforms.current_platform.device_name
         dtype = str(config.dtype).removeprefix("torch.")
@@ -173,7 +175,7 @@ class VllmEngine:
         from vllm import SamplingParams
 
         arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "flat_logprobs": True, "detokenize": False}
-        if not self._scores_ids:
+        if not self.scores_ids:
             deeper = request.candidate_ids is not None
             return SamplingParams(prompt_logprobs=MAX_CANDIDATES if deeper else TOP_K, **arguments)
         if request.form == "full":
@@ -190,7 +192,7 @@ class VllmEngine:
         if self._experts and request.experts:
             captured = result.outputs[0].routed_experts if result.outputs else None
             experts = output_part(captured, len(request.prompt_ids), len(request.output_ids))
-        if not self._scores_ids:
+        if not self.scores_ids:
             entries = flat_entries(result.prompt_logprobs, len(request.output_ids))
             rows = full_form(request.output_ids, entries, look_up(entries, ids))
             return Replay(rows[0], rows[1], "full", None, self.name, rows[2], experts)
