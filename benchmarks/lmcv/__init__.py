@@ -1,1 +1,1 @@
-"""LMCV's pipeline, offline: prompts, evidence, replay, verdicts, in files shaped as TrueOpen/lmcv-experiments has them."""
+"""LMCV's pipeline, offline: prompts, evidence, replay, verdicts, in files shaped as its own tools have them."""
