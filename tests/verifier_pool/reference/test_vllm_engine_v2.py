@@ -4,7 +4,7 @@ the toy model, while vLLM's own code checks what it is asked."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class FakeLlm:
         FakeLlm.made = self
         self.arguments = arguments
         self.asked: list[Any] = []
-        self.spoil = lambda result: result
+        self.spoil: Callable[[Any], Any] = lambda result: result
         self.model_config = SimpleNamespace(
             max_model_len=100,
             dtype="torch.bfloat16",
