@@ -114,9 +114,7 @@ def until_evidence(rows: Sequence[Row], level: float = LEVEL, orders: int = ORDE
 def log_evidence(choices: Sequence[dict[str, Any]]) -> betting.LogEvidence:
     """Running log evidence over generations, in their order."""
     running = [betting.bernoulli([_failed(choice, name) for choice in choices], FAULT_RATE) for name in EXACT]
-    for name in CALIBRATED:
-        bets = [_bet(choice, name) for choice in choices]
-        running.append(betting.bounded([bet for bet, _ in bets], [mu0 for _, mu0 in bets]))
+    running += [betting.of_check([_metrics(choice, name) for choice in choices]) for name in CALIBRATED]
     return betting.average(running, WEIGHTS)
 
 
@@ -141,13 +139,9 @@ def _failed(choice: dict[str, Any], name: str) -> bool:
     return any(check["name"] == name and check["result"] == "reject" for check in choice["checks"])
 
 
-def _bet(choice: dict[str, Any], name: str) -> tuple[float, float]:
-    """A check's bet and the mean it has under honesty; (0, 1), which says nothing, where it made none."""
-    for check in choice["checks"]:
-        bet, mu0 = check["metrics"].get("bet"), check["metrics"].get("mu0")
-        if check["name"] == name and bet is not None and mu0:
-            return float(bet), float(mu0)
-    return 0.0, 1.0
+def _metrics(choice: dict[str, Any], name: str) -> dict[str, Any]:
+    """A check's metrics; empty, which says nothing, where it did not run."""
+    return next((check["metrics"] for check in choice["checks"] if check["name"] == name), {})
 
 
 def _catches(row: Row) -> tuple[str, ...]:

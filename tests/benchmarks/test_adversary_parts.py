@@ -123,9 +123,9 @@ def test_every_attack_has_a_plan(name: str) -> None:
     assert shots == plan(ATTACKS[name], "m", 20, 64, [0.0, 0.8], 2048)
 
 
-def row(*results: tuple[str, str], bet: float | None = None, error: str | None = None) -> dict[str, Any]:
+def row(*results: tuple[str, str], exceeds: int | None = None, error: str | None = None) -> dict[str, Any]:
     checks = [
-        {"name": name, "result": result, "metrics": {"tokens": 100, "bet": bet, "mu0": 0.05}}
+        {"name": name, "result": result, "metrics": {"tokens": 100, "exceeds": exceeds, "n_least": 24, "groups": 12}}
         for name, result in results
     ]
     words = {result for _, result in results}
@@ -143,8 +143,8 @@ def test_a_cheat_that_is_always_caught_takes_few_responses() -> None:
     assert found.detected == 10
 
 
-def test_calibrated_bets_count_where_nothing_rejects() -> None:
-    rows = [row(("distance", "inconclusive"), bet=1.0) for _ in range(20)]
+def test_calibrated_exceedances_count_where_nothing_rejects() -> None:
+    rows = [row(("distance", "inconclusive"), exceeds=1) for _ in range(20)]
     found = summarise(ATTACKS["fp8"], rows)
     assert found.detected == 0
     assert found.responses is not None
@@ -152,8 +152,8 @@ def test_calibrated_bets_count_where_nothing_rejects() -> None:
 
 
 def test_an_honest_variant_must_not_be_detected() -> None:
-    assert summarise(ATTACKS["honest"], [row(("distance", "pass"), bet=0.0)] * 20).ok
-    found = summarise(ATTACKS["honest"], [row(("distance", "reject"), bet=1.0)] + [row(("distance", "pass"))] * 19)
+    assert summarise(ATTACKS["honest"], [row(("distance", "pass"), exceeds=0)] * 20).ok
+    found = summarise(ATTACKS["honest"], [row(("distance", "reject"), exceeds=1)] + [row(("distance", "pass"))] * 19)
     assert not found.ok
     assert "held against it" in report.complaints([found])[0]
     assert not summarise(ATTACKS["honest"], [{"verdict": "missing", "error": "ReadError", "choices": []}]).ok
