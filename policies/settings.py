@@ -102,7 +102,7 @@ class ModelSettings(_Section):
         max_model_len: longest prompt plus answer, in tokens.
         generation_config: the declared model's `generation_config.json`, whose defaults vLLM would apply.
         eos_token_ids: tokens that end an answer.
-        experts: number of experts of a mixture-of-experts model; verdicts then say how far routing was checked.
+        experts: number of experts of a mixture-of-experts model, whose answers must then come with expert ids.
         profile: file with the calibrated null distributions.
     """
 
