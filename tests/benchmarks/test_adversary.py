@@ -251,3 +251,138 @@ def test_the_spoofer_needs_the_truth(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_port_in_use_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(AttackError, match="cannot listen"):
         main(["hot", "--upstream", "http://127.0.0.1:1", "--port", str(server.getsockname()[1])])
+
+
+def tops(answer: Body) -> list[list[tuple[str, float]]]:
+    entries = answer["choices"][0]["logprobs"]["content"]
+    return [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in entries]
+
+
+ASKED: Body = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("bench", "field"), [("no-token-ids", "token_ids"), ("no-routed-experts", "routed_experts")], indirect=["bench"]
+)
+async def test_fields_are_withheld_and_nothing_else(bench: Bench, field: str) -> None:
+    answer = await bench.chat(**ASKED)
+    assert answer["choices"][0].get(field) is None
+    assert tops(answer) == tops(chat_answer())
+    assert answer["usage"] == chat_answer()["usage"]
+    assert all(choice.get(field) is None for frame in await bench.stream(**ASKED) for choice in frame["choices"])
+
+
+@pytest.mark.parametrize("bench", ["no-prompt-ids"], indirect=True)
+async def test_prompt_ids_are_withheld(bench: Bench) -> None:
+    assert (await bench.chat(**ASKED)) == chat_answer() | {"prompt_token_ids": None}
+    assert not any(frame.get("prompt_token_ids") for frame in await bench.stream(**ASKED))
+
+
+@pytest.mark.parametrize("bench", ["nan-logprobs"], indirect=True)
+async def test_nan(bench: Bench) -> None:
+    entries = (await bench.chat(**ASKED))["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] == entry["logprob"] for entry in entries] == [False, True]
+
+
+@pytest.mark.parametrize("bench", ["masked-logprobs"], indirect=True)
+async def test_masked(bench: Bench) -> None:
+    assert tops(await bench.chat(**ASKED)) == [[(f"token_id:{id}", -0.5), ("token_id:99", -9999.0)] for id in OUTPUT]
+
+
+@pytest.mark.parametrize("bench", ["duplicates"], indirect=True)
+async def test_duplicates(bench: Bench) -> None:
+    _, raw = await bench.ask("/v1/completions", {"prompt": "hi", "logprobs": 2})
+    assert raw.count(b'"token_id:11": -0.5') == 2
+
+
+@pytest.mark.parametrize("bench", ["wrong-ids"], indirect=True)
+async def test_wrong_ids(bench: Bench) -> None:
+    answer = await bench.chat(**ASKED)
+    assert answer["choices"][0]["token_ids"] == [id + 1 for id in OUTPUT]
+    assert tops(answer) == tops(chat_answer())
+
+
+@pytest.mark.parametrize("bench", ["broken-frame"], indirect=True)
+async def test_a_broken_frame(bench: Bench) -> None:
+    _, raw = await bench.ask("/v1/chat/completions", {"messages": []} | ASKED)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(raw)
+    _, raw = await bench.ask("/v1/chat/completions", {"messages": [], "stream": True} | ASKED)
+    assert raw.endswith(b"data: [DONE]\n\n")
+    with pytest.raises(json.JSONDecodeError):
+        read_sse(raw)
+
+
+@pytest.mark.parametrize("bench", ["cut-short"], indirect=True)
+async def test_cut_short(bench: Bench) -> None:
+    answer = await bench.chat(**ASKED, max_tokens=9)
+    assert bench.upstream.asked[0]["max_tokens"] == 5
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert (await bench.stream(**ASKED, max_tokens=9))[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("bench", "fields"),
+    [
+        ("padding", {"min_tokens": 7}),
+        ("padding-open", {"ignore_eos": True}),
+        ("top-p", {"top_p": 0.8}),
+        ("greedy", {"temperature": 0.0}),
+    ],
+    indirect=["bench"],
+)
+async def test_other_rules_go_up(bench: Bench, fields: Body) -> None:
+    asked = {"messages": [], "max_tokens": 7, "temperature": 0.9, "top_p": 1.0}
+    assert (await bench.chat(**asked)) == chat_answer()
+    assert bench.upstream.asked[0] == {"model": "m", **asked} | fields
+
+
+@pytest.mark.parametrize("bench", ["truncated"], indirect=True)
+async def test_the_middle_of_a_long_text_is_dropped(bench: Bench) -> None:
+    text = "a" * 900 + "b" * 900
+    answer = await bench.chat(messages=[{"role": "user", "content": text}])
+    sent, probe = bench.upstream.asked
+    assert sent["messages"][0]["content"] == "a" * 600 + "b" * 600
+    assert probe["messages"][0]["content"] == text
+    assert answer["prompt_token_ids"] == PROMPT
+
+
+@pytest.mark.parametrize("bench", ["cached"], indirect=True)
+async def test_a_repeated_request_is_answered_from_memory_under_a_new_id(bench: Bench) -> None:
+    first = await bench.chat(**ASKED, seed=1)
+    again = await bench.chat(**ASKED, seed=2)
+    assert len(bench.upstream.asked) == 1
+    assert again["id"] != first["id"]
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    await bench.chat(**ASKED | {"temperature": 1})
+    assert len(bench.upstream.asked) == 2
+
+
+@pytest.mark.parametrize("bench", ["good-then-bad"], indirect=True)
+async def test_good_then_bad(bench: Bench) -> None:
+    values = [tops(await bench.chat(**ASKED))[0][0][1] for _ in range(3)]
+    assert values == [-0.5, -2.0, -2.0]
+
+
+@pytest.mark.parametrize("bench", ["spoof-bent"], indirect=True)
+async def test_a_bent_claim_lets_the_token_win(bench: Bench) -> None:
+    for row, id in zip(tops(await bench.chat(**ASKED)), OUTPUT, strict=True):
+        claimed = dict(row)
+        assert max(claimed, key=claimed.__getitem__) == f"token_id:{id}"
+        assert abs(claimed[f"token_id:{id}"] - claimed["token_id:50"]) < 0.01
+
+
+@pytest.mark.parametrize("bench", ["spoof-omitted"], indirect=True)
+async def test_the_winning_rival_is_left_out(bench: Bench) -> None:
+    for row, id in zip(tops(await bench.chat(**ASKED)), OUTPUT, strict=True):
+        assert row[0] == (f"token_id:{id}", -2.0)
+        assert "token_id:50" not in dict(row)
+        assert len(row) == 2
+
+
+@pytest.mark.parametrize("bench", ["invented-topk"], indirect=True)
+async def test_alternatives_are_invented_and_possible(bench: Bench) -> None:
+    for row, id in zip(tops(await bench.chat(**ASKED)), OUTPUT, strict=True):
+        assert row[0] == (f"token_id:{id}", -2.0)
+        assert [name for name, _ in row[1:]] == ["token_id:99"]
+        assert row[1][1] < -2.0
