@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
     "bench": ("benchmarks.command", "measure what verification costs"),
+    "lmcv": ("benchmarks.lmcv.command", "LMCV's offline pipeline: prompts, evidence, replay, verdicts"),
     "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),
 }
 

@@ -1,7 +1,8 @@
 """`countersign lmcv summarise`: distributions, windows and a named policy's verdicts from a metrics CSV.
 
 Takes the CSV of `verify` or of LMCV's own verifier (24 columns). Samples named in an `errors.jsonl` beside it count as
-INCONCLUSIVE. With --base-sample-metrics style calibration, see --calibrate and --challenger.
+INCONCLUSIVE. With --calibrate or --challenger the thresholds come from the samples themselves and are written to
+`recommended_thresholds.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from benchmarks.lmcv.files import (
     PipelineError,
@@ -185,7 +185,8 @@ def decide(
 def _policy(arguments: argparse.Namespace, by_sample: Mapping[str, Metrics], k: int | None, folder: Path) -> Policy:
     if not (arguments.calibrate or arguments.challenger):
         return POLICIES[arguments.policy]
-    base, separation = list(by_sample.values()), ()
+    base = list(by_sample.values())
+    separation: tuple[calibration.Separation, ...] = ()
     try:
         if arguments.challenger:
             other, labels = read_metrics(arguments.challenger)
@@ -267,12 +268,3 @@ def _page(result: Mapping[str, Any], windows: Mapping[str, float], by_sample: Ma
 
 def _or(value: float, otherwise: float) -> float:
     return value if math.isfinite(value) else otherwise
-
-
-def load(path: Path) -> Row:
-    """A JSON file this pipeline wrote. Raises PipelineError."""
-    try:
-        found: Row = orjson.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise PipelineError(f"{path}: {error}") from error
-    return found
