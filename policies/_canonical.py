@@ -97,11 +97,11 @@ def level(found: Canonical, evidence: Evidence) -> float | None:
 
 def _clean(ids: Ids, pieces: Sequence[bytes], spelling: Spelling) -> list[tuple[int, int]]:
     """Stretches of whole characters without added or unknown tokens, as (start, end)."""
-    sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    dirty = np.isin(ids, np.fromiter(spelling.added, np.int64, len(spelling.added))) | (sizes == 0)
-    raw = b"".join(pieces)
-    ends = np.cumsum(sizes)
-    for first, last in _broken(raw):
+    dirty = np.isin(ids, np.fromiter(spelling.added, np.int64, len(spelling.added)))
+    # A byte that is never UTF-8, so that no character reaches across such a token.
+    whole = [b"\xff" if odd or not piece else piece for odd, piece in zip(dirty.tolist(), pieces, strict=True)]
+    ends = _ends(whole)
+    for first, last in _broken(b"".join(whole)):
         at = np.searchsorted(ends, (first, last), side="right")
         dirty[at[0] : at[1] + 1] = True
     edges = np.flatnonzero(np.diff(np.concatenate(([True], dirty, [True])).astype(np.int8)))
