@@ -71,4 +71,4 @@ def fit_profile(measured: Measured, declared: Mapping[str, Any], made: Mapping[s
     key = ProfileKey(
         **{name: declared[name] for name in DECLARED}, reference=measured.references.pop(), top_k=measured.width
     )
-    return fit(measured.rows, key, created=time.time(), made=dict(made))
+    return fit(measured.rows, key, created=time.time(), made={k: v for k, v in made.items() if v})
