@@ -104,13 +104,13 @@ def read_sample(row: Row) -> Sample:
         ids[depth, : len(each)] = [id for id, _ in each]
         values[depth, : len(each)] = [value for _, value in each]
     counted = mode == TRACE_MODE
-    side = listing(output, ids, values)
+    lengths = [len(each) for each in entries if each]
+    k = int(np.median(lengths)) if lengths else 0
+    side = listing(output, ids, values, k=k)
     if not counted:
         ranks = [_number((positions.get(depth) or {}).get("selected_rank")) for depth in range(len(output))]
         side = Listing(side.ids, side.logprobs, side.selected, np.array(ranks), np.zeros(len(output), np.bool_))
     tokens = tuple(str((positions.get(depth) or {}).get("target_decoded_token") or "") for depth in range(len(output)))
-    lengths = [len(each) for each in entries if each]
-    k = int(np.median(lengths)) if lengths else 0
     return Sample(row["sample_id"], prompt, output, side, mode, k, counted, tokens, tuple(faults))
 
 

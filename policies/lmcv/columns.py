@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.evidence import MASKED, PAD_ID, Evidence, Replay
+from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Evidence, Replay
 from policies.lmcv.divergence import MISSING_LOGPROB, Flags, Floats, Integers, members, overlap
 
 CSV_COLUMNS = (
@@ -112,7 +112,13 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def listing(output_ids: NDArray[np.integer], ids: NDArray[np.integer], logprobs: NDArray[np.floating]) -> Listing:
+def listing(
+    output_ids: NDArray[np.integer],
+    ids: NDArray[np.integer],
+    logprobs: NDArray[np.floating],
+    *,
+    k: int | None = None,
+) -> Listing:
     """One side's lists with ranks counted from the list itself: 1 + its logprobs above the emitted token's.
 
     OpenAI-style answers carry no ranks, and the place in the list is none either (the emitted token stands first).
@@ -122,6 +128,8 @@ def listing(output_ids: NDArray[np.integer], ids: NDArray[np.integer], logprobs:
     Args:
         output_ids: (G,), the served tokens.
         ids, logprobs: (H, W), emitted token first; −1 pads. H may differ from G.
+        k: alternatives every list has for sure, so that ranks up to it are exact. None where the last may be missing,
+            as in vLLM's chat answers: then a token below all others in its list has at least the rank counted.
     """
     count, width = len(output_ids), max(ids.shape[1], 1)
     own_ids = np.full((count, width), PAD_ID, np.int64)
@@ -137,7 +145,8 @@ def listing(output_ids: NDArray[np.integer], ids: NDArray[np.integer], logprobs:
     others = listed[:, 1:]
     above = (others & (own_logprobs[:, 1:] > own_logprobs[:, :1])).sum(axis=1)
     ranks = np.where(present & ~np.isnan(selected), above + 1.0, np.nan)
-    return Listing(own_ids, own_logprobs, selected, ranks, (above > 0) & (above == others.sum(axis=1)))
+    last = (above > 0) & (above == others.sum(axis=1))
+    return Listing(own_ids, own_logprobs, selected, ranks, last if k is None else last & (ranks > k))
 
 
 def rows(
@@ -201,10 +210,11 @@ def compare(evidence: Evidence, replay: Replay, *, missing_logprob: float = MISS
     A replay of form `ids` has no list of its own: everything that needs one is empty.
     """
     own = slice(0, replay.own if replay.form == "full" else None)
+    claimed = TOP_LOGPROBS if evidence.endpoint == "completions" else None
     found = rows(
         evidence.output_ids,
-        listing(evidence.output_ids, evidence.claim_ids, evidence.claim_logprobs),
-        listing(evidence.output_ids, replay.ids[:, own], replay.logprobs[:, own]),
+        listing(evidence.output_ids, evidence.claim_ids, evidence.claim_logprobs, k=claimed),
+        listing(evidence.output_ids, replay.ids[:, own], replay.logprobs[:, own], k=TOP_LOGPROBS),
         input_token_count=len(evidence.prompt_ids),
         missing_logprob=missing_logprob,
     )
