@@ -18,7 +18,19 @@ larger?
 - The largest sixteenth of the positions counts no more than the one below it, and no id counts over 1 nat:
   mixture-of-experts models flip routes, and no single token may decide.
 
-LMCV's metrics are reported beside it.
+LMCV's metrics are reported beside it. Effect sizes d′ on an H200 (SmolLM2; honest answers of several kernels, loads and
+temperatures pooled; prompts that the design was not chosen on), first 16 / 128 tokens of an answer:
+
+| | int8 weights | FP8 KV cache | FP8 weights |
+|---|---|---|---|
+| this score | 4.3 / 7.2 | 6.4 / 6.9 | 8.1 / 8.6 |
+| gonka's distance | 3.6 / 4.1 | 5.3 / 7.1 | 5.6 / 7.3 |
+| 1 − top-20 Jaccard | 3.4 / 4.9 | 5.0 / 6.7 | 6.7 / 7.3 |
+| LMCV's mean of the emitted token | 2.8 / 1.7 | 2.6 / 2.7 | 3.0 / 2.8 |
+| LMCV's p99 of it | 2.4 / 2.1 | 2.3 / 3.1 | 1.9 / 3.0 |
+
+From 16 tokens on, every answer of those three lay beyond all of some 300 honest ones; with gonka's distance half of
+the int8 answers did.
 """
 
 from __future__ import annotations
