@@ -160,6 +160,7 @@ def evidence_row(row: Row, answer: Row, arguments: argparse.Namespace, about: Ro
             "seed": arguments.seed,
             "do_sample": arguments.temperature > 0,
         },
+        "logprobs": arguments.k,
         "worker_trace_mode": TRACE_MODE,
         "worker_trace": positions,
         "finish_reason": choice.get("finish_reason"),

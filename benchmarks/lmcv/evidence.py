@@ -104,14 +104,22 @@ def read_sample(row: Row) -> Sample:
         ids[depth, : len(each)] = [id for id, _ in each]
         values[depth, : len(each)] = [value for _, value in each]
     counted = mode == TRACE_MODE
-    lengths = [len(each) for each in entries if each]
-    k = int(np.median(lengths)) if lengths else 0
+    k = _alternatives(row, entries)
     side = listing(output, ids, values, k=k)
     if not counted:
         ranks = [_number((positions.get(depth) or {}).get("selected_rank")) for depth in range(len(output))]
         side = Listing(side.ids, side.logprobs, side.selected, np.array(ranks), np.zeros(len(output), np.bool_))
     tokens = tuple(str((positions.get(depth) or {}).get("target_decoded_token") or "") for depth in range(len(output)))
     return Sample(row["sample_id"], prompt, output, side, mode, k, counted, tokens, tuple(faults))
+
+
+def _alternatives(row: Row, entries: Sequence[Sequence[tuple[int, float]]]) -> int:
+    """As asked for, where the row says so; else how many most lists hold."""
+    asked = row.get("logprobs")
+    if isinstance(asked, int) and asked > 0:
+        return asked
+    lengths = [len(each) for each in entries if each]
+    return int(np.median(lengths)) if lengths else 0
 
 
 def _ids(row: Row, name: str) -> Integers:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from benchmarks.lmcv.files import (
     PipelineError,
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     folder = arguments.output_dir or _beside(arguments.metrics)
     rows, names = read_metrics(arguments.metrics)
     failed = _failed(arguments.metrics, set(names.tolist()))
-    k = arguments.k or infer_k(rows)
+    k = arguments.k or known_k(arguments.metrics) or infer_k(rows)
     by_sample = grouped(rows, names)
     write_distributions(folder / "distribution", rows, by_sample)
     samples = [np.asarray(rows.abs_logprob_diff[names == name]) for name in by_sample]
@@ -128,6 +129,15 @@ def read_metrics(path: Path) -> tuple[Rows, np.ndarray]:
     except (TypeError, ValueError) as error:
         raise PipelineError(f"{file}: {error}") from error
     return Rows(**columns), np.array([record["sample_id"] for record in records])
+
+
+def known_k(metrics: Path) -> int | None:
+    """K as the verifier wrote it beside the metrics; None where it wrote none, or several."""
+    try:
+        found = orjson.loads((_beside(metrics) / "metadata.json").read_bytes()).get("k")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return int(found[0]) if isinstance(found, list) and len(found) == 1 and isinstance(found[0], int) else None
 
 
 def infer_k(rows: Rows) -> int | None:

@@ -140,7 +140,7 @@ async def test_from_prompts_to_a_verdict(tmp_path: Path, prompt_file: Path) -> N
     assert result["sample_verdict_counts"] == {"PASS": 5, "REJECT": 0, "INCONCLUSIVE": 0}
     assert (result["policy_k"], result["k"]) == (32, 4)
     assert result["notes"][0].startswith("k_differs")
-    assert (folder / "summary.md").read_text().count("\n| s") == 30
+    assert (folder / "summary.md").read_text().count("\n| s") == 1 + 30
     by_depth = read_csv(folder / "distribution" / "by_output_depth_bucket.csv")
     assert [(row["group"], row["count"]) for row in by_depth] == [("000-016", "30")]
 
@@ -262,7 +262,8 @@ def test_ranks_of_a_completion_are_counted_not_read_off_places() -> None:
     ids, steps = trace({"token_ids": [5], "logprobs": {"top_logprobs": [top]}})
     assert (ids, steps[0]["selected_rank"]) == ([5], 3)
     assert [entry["rank"] for entry in steps[0]["top_logprobs"]] == [1, 1, 3, 4]
-    for broken, reason in (({}, "no_token_ids"), ({"token_ids": [5]}, "no_logprobs")):
+    cases: list[tuple[dict[str, Any], str]] = [({}, "no_token_ids"), ({"token_ids": [5]}, "no_logprobs")]
+    for broken, reason in cases:
         with pytest.raises(RequestFailed, match=reason):
             trace(broken)
 
