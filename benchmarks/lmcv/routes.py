@@ -124,6 +124,8 @@ def compare(
     if ours is None or theirs is None:
         return base | {"status": "missing_routes"}
     gen, prefill = _window(ours, prompt, prompt + output - 1), _window(theirs, prompt, prompt + output)
+    if prefill is None:
+        prefill = _window(theirs, prompt, prompt + output - 1)
     if gen is None or prefill is None:
         return base | {"status": "empty_common_window", "shape_status": "expected_length_mismatch"}
     count = output - 1
