@@ -21,6 +21,7 @@ from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, through_outages
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
+from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
 
@@ -51,6 +52,8 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
     """Load profiles and references, say so, and work on verifications until `stop`."""
     profiles = context.read_profiles(settings)
     references = context.open_references(settings)
+    for model in settings.models.values():
+        spelling_of(model)  # read now, and complained of now, not in the first job
     stop_on_signals(stop)
 
     def work() -> None:

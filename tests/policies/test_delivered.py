@@ -19,7 +19,7 @@ from tests.support.spellings import END_THINK, EOS, THINK, byte_level, space_mar
 
 BOTH = [byte_level, space_marked]
 ODD = "Hello, wörld! 你好 🎉👩‍👩‍👧 \t code {x: 1}\n\n```py\nif a<b: pass```"
-TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁"), min_size=1, max_size=40)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), min_size=1, max_size=40)
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 
 
