@@ -79,7 +79,8 @@ def plan(
     where its temperature allows. `longest` is the model's context, in tokens.
     """
     hot = [value for value in temperatures if value > 0] or [0.8]
-    chosen = hot if attack.shape == "hot" else list(temperatures)
+    # At temperature 0 a repeated answer is the right one.
+    chosen = hot if attack.shape in ("hot", "repeated") else list(temperatures)
     texts = _texts(attack, responses, tokens, longest)
     ways = [(temperature, stream) for stream in (False, True) for temperature in chosen]
     # Repeated prompts are repeated in one and the same way, or they would be other requests.

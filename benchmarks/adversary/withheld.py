@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 
 from benchmarks.adversary.answers import Choice, parts_of
 from benchmarks.adversary.base import Cheat, Rewriting
 from benchmarks.adversary.servers import Body, Row
 
 MASKED = -9999.0
+_PAIR = re.compile(rb'\{("token_id:\d+":\s?[-+.\deE]+),\s?"token_id:\d+":\s?[-+.\deE]+')
 
 
 class NoLogprobs(Cheat):
@@ -185,15 +187,5 @@ def _repeat(frames: list[Body]) -> None:
 
 
 def _twice(data: bytes) -> bytes:
-    """Every list of alternatives with its first entry written twice, which only raw JSON can hold."""
-    marker = b'"top_logprobs":' if b'"top_logprobs":' in data else b'"top_logprobs": '
-    head, *rest = data.split(marker)
-    return head + b"".join(marker + _doubled(piece) for piece in rest)
-
-
-def _doubled(piece: bytes) -> bytes:
-    start = piece.find(b"{") + 1
-    if not start:
-        return piece
-    end = min(at for at in (piece.find(b",", start), piece.find(b"}", start)) if at >= 0)
-    return piece[:start] + piece[start:end] + b"," + piece[start:]
+    """Every list of alternatives with its first entry in place of the second too, which only raw JSON can hold."""
+    return _PAIR.sub(rb"{\1,\1", data)

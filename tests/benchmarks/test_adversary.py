@@ -72,7 +72,7 @@ def completion_answer(body: Body) -> Body:
                     "text_offset": [0, 1],
                     "tokens": [f"token_id:{token}" for token in OUTPUT],
                     "token_logprobs": [-0.5, -0.5],
-                    "top_logprobs": [{f"token_id:{token}": -0.5} for token in OUTPUT],
+                    "top_logprobs": [{f"token_id:{token}": -0.5, "token_id:99": -9.0} for token in OUTPUT],
                 },
                 "token_ids": OUTPUT,
                 "prompt_token_ids": PROMPT,
@@ -293,6 +293,7 @@ async def test_masked(bench: Bench) -> None:
 async def test_duplicates(bench: Bench) -> None:
     _, raw = await bench.ask("/v1/completions", {"prompt": "hi", "logprobs": 2})
     assert raw.count(b'"token_id:11": -0.5') == 2
+    assert b"token_id:99" not in raw
 
 
 @pytest.mark.parametrize("bench", ["wrong-ids"], indirect=True)
