@@ -100,8 +100,9 @@ def _clean(ids: Ids, pieces: Sequence[bytes], spelling: Spelling) -> list[tuple[
     dirty = np.isin(ids, np.fromiter(spelling.added, np.int64, len(spelling.added)))
     # A byte that is never UTF-8, so that no character reaches across such a token.
     whole = [b"\xff" if odd or not piece else piece for odd, piece in zip(dirty.tolist(), pieces, strict=True)]
-    ends = _ends(whole)
-    for first, last in _broken(b"".join(whole)):
+    broken = _broken(b"".join(whole))
+    ends = _ends(whole) if broken else np.zeros(0, np.int64)
+    for first, last in broken:
         at = np.searchsorted(ends, (first, last), side="right")
         dirty[at[0] : at[1] + 1] = True
     edges = np.flatnonzero(np.diff(np.concatenate(([True], dirty, [True])).astype(np.int8)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -84,7 +85,11 @@ class TokenizerSpelling:
     def pieces(self, ids: Ids) -> Sequence[bytes] | None:
         """The bytes of each id."""
         table = self._pieces
-        return None if table is None else [table.get(id, b"") for id in ids.tolist()]
+        if table is None:
+            return None
+        known = (ids >= 0) & (ids < len(table) - 1)
+        pieces: list[bytes] = table[np.where(known, ids, len(table) - 1)].tolist()
+        return pieces
 
 
 def spelling_of(model: ModelSettings) -> TokenizerSpelling | None:
@@ -107,8 +112,11 @@ def _legal(ids: Ids) -> list[int]:
     return legal
 
 
-def _piece_table(tokenizer: Tokenizer, added: Mapping[int, str]) -> dict[int, bytes] | None:
-    """The bytes of every id; None for decoders that neither map bytes to letters nor spaces to `▁`."""
+def _piece_table(tokenizer: Tokenizer, added: Mapping[int, str]) -> NDArray[np.object_] | None:
+    """The bytes of every id, and none for all others last.
+
+    None for decoders that neither map bytes to letters nor spaces to `▁`.
+    """
     kinds = _decoder_kinds(json.loads(tokenizer.to_str()).get("decoder"))
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if "ByteLevel" in kinds:
@@ -118,7 +126,11 @@ def _piece_table(tokenizer: Tokenizer, added: Mapping[int, str]) -> dict[int, by
         table = {id: _space_piece(piece) for piece, id in vocabulary.items()}
     else:
         return None
-    return {**table, **{id: text.encode() for id, text in added.items()}}
+    table |= {id: text.encode() for id, text in added.items()}
+    pieces = np.full(max(table, default=-1) + 2, b"", np.object_)
+    for id, piece in table.items():
+        pieces[id] = piece
+    return pieces
 
 
 def _space_piece(piece: str) -> bytes:
