@@ -36,7 +36,7 @@ def test_recorded_evidence_becomes_a_verdict(redis: Redis, valkey_url: str) -> N
     assert rig.worker(redis, rules, {"toy": reference}).serve(burst=True) == 1
     verification = rig.verdict_of(redis, id)
     assert verification["audited"] is True
-    assert [check["name"] for check in verification["checks"]] == ["structure", "selection", "distance"]
+    assert [check["name"] for check in verification["checks"]] == ["structure", "selection", "distance", "margin"]
     assert verification["owner"] == "0" * 64
     assert redis.zcard(OPEN) == 0
     assert reference.batches == [1]
@@ -81,6 +81,14 @@ def test_without_a_reference_only_the_cpu_checks_run(redis: Redis, valkey_url: s
     rig.worker(redis, rules).serve(burst=True)
     verification = rig.verdict_of(redis, id)
     assert (verification["verdict"], verification["audited"]) == ("unaudited", False)
+
+
+@pytest.mark.parametrize(("full", "form"), [(1.0, "full"), (0.0, "ids")])
+def test_the_share_of_full_replays(redis: Redis, valkey_url: str, full: float, form: str) -> None:
+    rules, reference = settings(valkey_url, audit={"full": full}), ToyReference()
+    rig.submit(redis, rules, [answer()])
+    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
+    assert [request.form for request in reference.seen] == [form]
 
 
 def test_the_audit_rate_decides_who_is_replayed(redis: Redis, valkey_url: str) -> None:
