@@ -95,8 +95,9 @@ def from_rows(sample: Sample, rows: list[Any], k: int) -> Replayed:
     counted = listing(sample.output_ids, ids, values)
     if sample.counted_ranks:
         # Within the list ranks are counted alike on both sides, so that ties make no difference; past it the
-        # engine's own is exact where counting gives only a bound.
-        ranks = np.where(ranks > k, ranks, counted.ranks)
+        # engine's own is exact where counting gives only a bound. A token tied with the last listed is not past it,
+        # though the engine counts it behind all its equals.
+        ranks = np.where((ranks > k) & (counted.ranks > k), ranks, counted.ranks)
     exact = Listing(counted.ids, counted.logprobs, counted.selected, ranks, np.zeros(len(rows), np.bool_))
     return Replayed(exact, k, _ordered(counted), tuple(tokens))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from benchmarks.lmcv import routes
 from benchmarks.lmcv.client import RequestFailed, Server
@@ -42,7 +43,7 @@ from verifier_pool.reference import open_reference
 
 METRICS = "worker_vs_verifier_depth_metrics.csv"
 ERRORS = "errors.jsonl"
-FIXED = ("model", "k", "evidence", "missing_logprob", "registered_k", "engine", "routes")
+FIXED = ("model", "k", "evidence", "missing_logprob", "registered_k", "engine", "engine_options", "routes")
 DEFAULT_K = 20
 
 Replayer = Callable[[Sample, int], Awaitable[Replayed]]
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-dir", type=Path, default=Path("results/lmcv"), metavar="DIR")
     server_options(parser)
     parser.add_argument("--engine", metavar="DIR", help="a model folder to replay in this process, instead of --url")
+    parser.add_argument("--engine-options", type=_options, default={}, metavar="JSON", help="arguments of that engine")
     parser.add_argument("--variant-id", default="verifier", help="name of this verifier in the metadata")
     parser.add_argument("--quantization", default="", help="precision of this verifier, for the metadata")
     parser.add_argument("--gpu", default="", help="hardware of this verifier, for the metadata")
@@ -77,12 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _options(text: str) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('an object such as {"max_model_len": 4096}')
+    return found
+
+
 async def _verify(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if bool(arguments.url) == bool(arguments.engine):
         raise PipelineError("one of --url and --engine is needed")
     evidence = list(latest(read_jsonl(arguments.evidence)).values())[: arguments.limit or None]
     if arguments.engine:
-        settings = ReferenceSettings(kind="vllm_engine", path=arguments.engine)
+        settings = ReferenceSettings(kind="vllm_engine", path=arguments.engine, engine=arguments.engine_options)
         reference = open_reference(Path(arguments.engine).name, settings)
         try:
             engine = Engine(reference)
