@@ -106,7 +106,11 @@ class SpoofRepairedBent(SpoofRepaired):
 
     name = "spoof-repaired-bent"
     about = "repairs tokens that lose by more than τ and bends the claim of those that lose by less"
-    caught_by = ("margin",)
+    caught_by = ()
+    limits = (
+        "close to lossless speculative decoding, and paid for like it: what τ lets through is all that is left of the "
+        "cheat, so it is reported, not expected to be caught within 20 responses"
+    )
     budget = 1.0
 
     async def edit(self, choice: Choice, asked: Body) -> None:
@@ -132,9 +136,10 @@ class SpoofOmitted(Spoofer):
         if choice.rows is None or not rule.known:
             return await super().edit(choice, asked)
         rows = await self.score(choice.prompt, choice.ids, asked, self.spare)
+        anywhere = dict.fromkeys(other for row in rows for other in row)
         scores = rule.scores(len(choice.prompt), rows)
         choice.rows = [
-            listed(_omit(row, id, scored, cheap), id, width_asked(asked))
+            listed(_omit(row, id, scored, [*cheap, *anywhere]), id, width_asked(asked))
             for row, id, scored, cheap in zip(rows, choice.ids, scores, choice.rows, strict=True)
         ]
 
@@ -174,11 +179,11 @@ def bend_choice(choice: Choice, asked: Body, runtime: str) -> None:
     ]
 
 
-def _omit(row: Row, own: int, scores: Row, cheap: Row) -> Row:
-    """The row without what beats `own`; ids of the cheap row stand in where nothing true is left."""
+def _omit(row: Row, own: int, scores: Row, fillers: list[int]) -> Row:
+    """The row without what beats `own`; `fillers` stand in where nothing true is left, or the list would be short."""
     kept = {id: value for id, value in row.items() if id == own or scores[id] <= scores[own] + 1e-6}
     smallest = min(row.values())
-    for filler in [id for id in cheap if id not in row][: len(row) - len(kept)]:
+    for filler in [*dict.fromkeys(id for id in fillers if id not in row)][: len(row) - len(kept)]:
         smallest -= 0.05
         kept[filler] = smallest
     return kept
