@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 BENCHES: dict[str, tuple[str, str]] = {
     "policies": ("benchmarks.policies.command", "what the CPU checks cost per 1,000 tokens"),
+    "detection": ("benchmarks.detection.command", "what the checks say of recorded honest and cheating engines"),
     "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
 }
 

@@ -23,8 +23,13 @@ EOS = 2
 VOCABULARY = 49_152
 DENSE = {"calibration-eager": "eager", "calibration-graphs": "graphs"}
 """Honest variants that the profile is made of, by condition. Every other arm is judged by it unseen."""
-EXPERTS = {"calibration-moe": "graphs", "calibration-moe-eager": "eager"}
-"""The same for the mixture of experts, which is another model and has a profile of its own."""
+EXPERTS = {"moe": "eager", "moe-graphs": "graphs"}
+"""The same for the mixture of experts, which is another model with a profile of its own: half of its prompts make it,
+the other half is judged."""
+PER_PROMPT = 3
+"""Answers to each prompt, one per temperature, next to each other."""
+EVIDENCE = ("bet", "mu0", "exceeds", "n_least", "groups")
+"""Metrics of a calibrated check that its evidence is made of."""
 LENGTHS = (32, 64, 128)
 """Tokens at which the statistics are compared."""
 
@@ -51,7 +56,8 @@ def calibrate(folder: Path, *, runtime: str, engine: str) -> Profiles:
 def _fit(folder: Path, conditions: dict[str, str], runtime: str, engine: str) -> Profile:
     rows = []
     for name, label in conditions.items():
-        for answer in load(folder, name, runtime=runtime, engine=engine):
+        answers = load(folder, name, runtime=runtime, engine=engine)
+        for answer in [a for n, a in enumerate(answers) if _calibrates(name, n)]:
             assert answer.replay is not None
             rows += distance.calibration_rows(answer.evidence, answer.replay, arm=label)
             rows += margin.calibration_rows(answer.evidence, answer.replay, arm=label, eos_token_ids=(EOS,))
@@ -65,8 +71,12 @@ def judge(arm: Arm, profiles: Profiles) -> list[Row]:
     return [
         row(arm, number, answer, profiles.of(answer))
         for number, answer in enumerate(arm.answers)
-        if answer.replay is not None
+        if answer.replay is not None and not _calibrates(arm.name, number)
     ]
+
+
+def _calibrates(name: str, number: int) -> bool:
+    return name in DENSE or (name in EXPERTS and number // PER_PROMPT % 2 == 0)
 
 
 def row(arm: Arm, number: int, answer: Answer, profile: Profile | None) -> Row:
@@ -139,7 +149,7 @@ def caught(rows: Sequence[Row]) -> list[Row]:
 
 
 def _flat(check: Check) -> Row:
-    kept = ("score", "p", "n", "tail", "bet", "mu0", "violations", "checked", "losing_far")
+    kept = ("score", "p", "n", "tail", *EVIDENCE, "violations", "checked", "losing_far")
     metrics = {f"{check.name} {name}": check.metrics[name] for name in kept if check.metrics.get(name) is not None}
     return {f"{check.name} result": check.result.value, f"{check.name} reason": check.reason} | metrics
 

@@ -40,17 +40,6 @@ VARIANTS: dict[str, Variant] = {
     for variant in (
         Variant("calibration-eager", "eager, 64 at once", True, engine=EAGER, prompts="calibration"),
         Variant("calibration-graphs", "CUDA graphs and compiled kernels", True, prompts="calibration", gpu=True),
-        Variant("calibration-moe", "mixture of experts, CUDA graphs", True, "moe", prompts="calibration", gpu=True),
-        Variant(
-            "calibration-moe-eager",
-            "mixture of experts, eager",
-            True,
-            "moe",
-            EAGER,
-            prompts="calibration",
-            every=3,
-            gpu=True,
-        ),
         Variant("eager-64", "eager, 64 at once", True, engine=EAGER),
         Variant("eager-8", "eager, 8 at once", True, engine=EAGER, together=8, every=2),
         Variant("eager-1", "eager, one at a time", True, engine=EAGER, together=1, every=4),

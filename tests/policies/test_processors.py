@@ -207,17 +207,22 @@ def test_bad_words_are_tokenised_as_vllm_does() -> None:
     assert found == [(5,), (6,), (5,), (6,), (7, 8), (9, 8), (10,), (13,)]
 
 
+RECORDINGS = ("processors_cpu_vllm0.32_smollm2.npz", "processors_h200_vllm0.32_smollm2.npz")
+
+
+@pytest.mark.parametrize("file", RECORDINGS)
 @pytest.mark.parametrize("name", recorded.processed())
-def test_recorded_answers_of_a_real_server_have_no_violation(name: str) -> None:
-    answer, words = recorded.processed()[name]
+def test_recorded_answers_of_a_real_server_have_no_violation(name: str, file: str) -> None:
+    answer, words = recorded.processed(file)[name]
     check = selection.check(answer, vocab_size=recorded.VOCABULARY, eos_token_ids=(recorded.EOS,), bad_words=words)
     assert check.metrics["violations"] == 0
     assert check.result in (Result.PASS, Result.INCONCLUSIVE)
 
 
-def test_recorded_answers_under_another_seed_violate() -> None:
+@pytest.mark.parametrize("file", RECORDINGS)
+def test_recorded_answers_under_another_seed_violate(file: str) -> None:
     violations = tokens = 0
-    for answer, words in recorded.processed().values():
+    for answer, words in recorded.processed(file).values():
         if answer.sampling.temperature == 0:
             continue
         sampling = dataclasses.replace(answer.sampling, seed=(answer.sampling.seed or 0) + 1)
