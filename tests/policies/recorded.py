@@ -100,9 +100,10 @@ def processed(name: str = "processors_cpu_vllm0.32_smollm2.npz") -> dict[str, tu
     with np.load(FOLDER / name, allow_pickle=False) as data:
         for index, text in enumerate(data["settings"]):
             described = json.loads(str(text))
-            lists = {key: value for key, value in described["sampling"].items() if isinstance(value, list)}
             lists = {
-                key: tuple(tuple(item) if isinstance(item, list) else item for item in lists[key]) for key in lists
+                key: tuple(tuple(item) if isinstance(item, list) else item for item in value)
+                for key, value in described["sampling"].items()
+                if isinstance(value, list)
             }
             found[described["name"]] = (
                 evidence(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ EXPERTS = np.tile(np.array([1, 5], np.uint8), (14, 2, 1))
         ({"routed_experts": EXPERTS + np.uint8(3)}, "withheld", "bad_routed_experts"),
     ],
 )
-def test_what_expert_ids_alone_say(changes: dict[str, object], result: str, reason: str) -> None:
+def test_what_expert_ids_alone_say(changes: dict[str, Any], result: str, reason: str) -> None:
     verification = judged(answer(**changes), model=MOE)
     found = check(verification, "routing")
     assert (found["result"], str(found["reason"]).partition(":")[0]) == (result, reason)
