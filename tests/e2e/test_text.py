@@ -17,6 +17,8 @@ from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import TokenStrings, open_tap, prepare
 from verifier_pool.tokenizer import TokenizerSpelling
 
+pytestmark = pytest.mark.e2e
+
 EOS = 2
 LIMITS: dict[str, Any] = {"vocab_size": 49_152, "max_model_len": 2048, "eos_token_ids": (EOS,)}
 WEATHER = {
