@@ -133,9 +133,7 @@ def as_choice(found: Row) -> dict[str, Any]:
             {
                 "name": name,
                 "result": found[f"{name} result"],
-                "metrics": {
-                    "tokens": found["tokens"], "bet": found.get(f"{name} bet"), "mu0": found.get(f"{name} mu0"),
-                },
+                "metrics": {"tokens": found["tokens"]} | {key: found.get(f"{name} {key}") for key in EVIDENCE},
             }
             for name in names
             if found.get(f"{name} result")
