@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._processors import process
+from policies._race import LOWEST_TEMPERATURE
 from policies._truncation import MOST_TOKENS, survivors
 from policies.evidence import Ids, Logprobs, Sampling
 
@@ -65,7 +66,7 @@ def bounds(
     claim = process(sampling, output_ids, ids, logprobs, stop_ids=stop_ids)
     if not bool(claim.listed[:, 0].all()) or bool(claim.blank.any()):
         return None
-    temperature = sampling.temperature
+    temperature = max(sampling.temperature, LOWEST_TEMPERATURE)
     fate = survivors(claim, temperature, sampling, vocab_size or MOST_TOKENS, tail=True)
     assert fate.tail_low is not None
     assert fate.tail_high is not None

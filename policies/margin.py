@@ -15,9 +15,9 @@ there by at least the margin.
 A token counts (min(margin, 0.5)/0.5)². Squares set what lies beyond honest drift apart from the many near ties: on an
 H200 margins over 0.2 nats are 100 times as frequent under FP8 weights as in an honest second pass (5.1 % of tokens
 against 0.05 %), margins over 0.001 only 8 times. In the response that is judged the largest is cut back to the second
-largest, one for every 64 tokens, so that one bad token does not convict. Calibration responses are left as they are:
-few honest answers lose two tokens, and the null of what is hardly ever above 0 would know no spread. That favours the
-honest.
+largest, one for every 64 tokens, so that one bad token does not convict (forged ones among true ones are a matter of
+`_forged`). Calibration responses are left as they are: few honest answers lose two tokens, and the null of what is
+hardly ever above 0 would know no spread. That favours the honest.
 
 A reference's cut by top-k, top-p or min-p falls elsewhere than the backend's, so a rival races only when it would
 survive half a nat lower, and the emitted token is impossible only when it would be cut half a nat higher.
@@ -25,6 +25,7 @@ survive half a nat lower, and the emitted token is impossible only when it would
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import noise
+from policies import _forged, noise
 from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
 from policies._cuts import Cuts
 from policies._processors import process
@@ -69,12 +70,14 @@ class Margins:
             never have been drawn.
         decided: something can be said of it.
         hanging: a rival beats it that may or may not have been cut.
+        absurd: it loses by more than `_forged.ABSURD` nats, to a rival that is certainly in play.
         omitted: a rival beats it by `RIVAL_MARGIN` that is among the reference's best and not in the claim.
     """
 
     margin: _Floats
     decided: _Flags
     hanging: _Flags
+    absurd: _Flags
     omitted: _Flags
 
     def weights(self) -> _Floats:
@@ -90,31 +93,64 @@ def check(
     eos_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] | None = None,
     contradicted: bool = False,
+    experts: bool = False,
 ) -> Check:
     """The margin check of one generation against its profile: see `_calibrated.placed` for the decision.
 
-    On a replay of form `ids` it may reject but never passes: a rival that the claim leaves out is not seen there.
+    Besides, it rejects answers that hold forged tokens or end where the reference would not (`_forged`, which needs
+    nothing calibrated but a profile whose key says that this reference is the one to compare with), at any length and
+    also where the noise is not known. On a replay of form `ids` it may reject but never passes: a rival that the claim
+    leaves out is not seen there.
 
     Args:
         eos_token_ids, bad_words: as for `selection.check`.
-        contradicted: the declared runtime's noise is known not to be this backend's; then nothing is said at T > 0.
+        contradicted: the declared runtime's noise is known not to be this backend's; then nothing is raced at T > 0.
+        experts: the model has experts, so that wild tokens are no evidence.
 
     Metrics: `tokens`; `checked`; `undecided`, tokens whose winner hangs on a cut; `losing`, tokens with a margin over
     0.001 nats; `losing_far`, over 0.2; `worst_margin` in nats; `omitted_rivals`, tokens beaten by over 0.2 nats by one
-    of the reference's best twenty that the claim leaves out; and those of the decision.
+    of the reference's best twenty that the claim leaves out; `absurd`, tokens that lose by over 10 nats; `too_early`
+    and `too_long`, levels of the stop hazard under the replay, the latter with its likeliest stop left out; and those
+    of the decision.
     """
     tokens = len(evidence.output_ids)
     excuse = _by_request(evidence, eos_token_ids, bad_words)
     if excuse:
         return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=True, metrics={"tokens": tokens})
-    obstacle = _obstacle(evidence, replay)
-    if contradicted and evidence.sampling.temperature > 0:
-        obstacle = f"runtime_changed: answers do not fit the noise of the declared runtime {evidence.runtime!r}"
-    if obstacle:
-        return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
-    margins = measure(evidence, replay, eos_token_ids=eos_token_ids, bad_words=bad_words)
-    weights = margins.weights()
-    metrics = _metrics(margins)
+    trouble = _trouble(evidence, replay)
+    if trouble:
+        return Check(NAME, Result.INCONCLUSIVE, trouble, metrics={"tokens": tokens})
+    obstacle = _no_race(evidence, contradicted)
+    margins = None if obstacle else measure(evidence, replay, eos_token_ids=eos_token_ids, bad_words=bad_words)
+    forged, told = _forged.find(
+        evidence,
+        replay,
+        eos_token_ids,
+        absurd=None if margins is None else margins.absurd,
+        checked=0 if margins is None else int(margins.decided.sum()),
+        experts=experts,
+    )
+    if margins is None:
+        found = Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens, **told})
+    else:
+        found = _compared(evidence, replay, profile, margins, _metrics(margins) | told)
+    if forged is None or profile is None or profile.mismatch(evidence, replay) or _forged.spiky(profile, NAME):
+        return found
+    if found.level is not None and found.level <= forged.level:
+        return found
+    reason = f"{forged.code}: {forged.text}"
+    return dataclasses.replace(found, result=Result.REJECT, reason=reason, level=forged.level)
+
+
+def _compared(
+    evidence: Evidence,
+    replay: Replay,
+    profile: Profile | None,
+    margins: Margins,
+    metrics: dict[str, float | int | None],
+) -> Check:
+    """The answer as a whole against the calibrated ones."""
+    tokens, weights = len(evidence.output_ids), margins.weights()
     if tokens < SHORTEST_BAND:
         reason = f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
@@ -152,7 +188,7 @@ def calibration_rows(
 
     A replay of form `full` gives rows of both forms. Empty for a response that the check could not judge.
     """
-    if _by_request(evidence, eos_token_ids, bad_words) or _obstacle(evidence, replay):
+    if _by_request(evidence, eos_token_ids, bad_words) or _trouble(evidence, replay) or _no_race(evidence):
         return []
     rows: list[Row] = []
     name, tokens = response_name(evidence), len(evidence.output_ids)
@@ -214,6 +250,7 @@ def measure(
         margin=np.where(possible & ~cut, margin, np.inf),
         decided=~shown.blank,
         hanging=possible & ~cut & (np.where(certain, -np.inf, lead) > np.maximum(margin, 0.0)[:, None]).any(axis=1),
+        absurd=~shown.blank & possible & (margin > _forged.ABSURD),
         omitted=possible & (beating & certain & unclaimed).any(axis=1),
     )
 
@@ -259,13 +296,21 @@ def _by_request(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Seq
     return not_replayable(evidence, eos_token_ids, bad_words)
 
 
-def _obstacle(evidence: Evidence, replay: Replay) -> str:
-    sampling = evidence.sampling
+def _trouble(evidence: Evidence, replay: Replay) -> str:
+    """Why nothing can be compared, or nothing."""
     if not len(evidence.output_ids):
         return "no_tokens: there is no output to test"
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+    if not (math.isfinite(evidence.sampling.temperature) and evidence.sampling.temperature >= 0):
         return "bad_temperature: the temperature is no number of 0 or more"
-    if sampling.temperature > 0 and evidence.speculative:
+    return replay_trouble(evidence, replay)
+
+
+def _no_race(evidence: Evidence, contradicted: bool = False) -> str:
+    """Why the tokens cannot be raced, or nothing."""
+    if evidence.sampling.temperature == 0:
+        return ""
+    if contradicted:
+        return f"runtime_changed: answers do not fit the noise of the declared runtime {evidence.runtime!r}"
+    if evidence.speculative:
         return "speculative: tokens drawn by speculative decoding are not tied to the seed"
-    unknown = no_race(evidence, evidence.runtime) if sampling.temperature > 0 else ""
-    return unknown or replay_trouble(evidence, replay)
+    return no_race(evidence, evidence.runtime)

@@ -171,6 +171,7 @@ def _judge_one(
                 eos_token_ids=model.eos_token_ids,
                 bad_words=forbidden_ids(choice, model),
                 contradicted=contradicted,
+                experts=bool(model.experts),
             )
         )
     elif isinstance(replay, ReplayError):
