@@ -87,7 +87,7 @@ def from_replay(
 
     Exact, as under a claim, for a backend whose odds of stopping, h/(1 − h), are at every position within a factor of
     exp(`SLACK`/T) of the reference's. That assumption is measured: on an H200 (SmolLM2, vLLM 0.32) no logprob of
-    466,000 honest emitted tokens lay further than 0.81 nats from the replay's, over batches of 1 to 64, CUDA graphs,
+    465,000 honest emitted tokens lay further than 0.81 nats from the replay's, over batches of 1 to 64, CUDA graphs,
     chunks, two attention kernels and a model with experts. Rare tokens of some models break it by tens of nats, and a
     level from here says nothing about those: `_forged` allows for them.
 

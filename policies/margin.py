@@ -70,14 +70,14 @@ class Margins:
             never have been drawn.
         decided: something can be said of it.
         hanging: a rival beats it that may or may not have been cut.
-        absurd: it loses by more than `_forged.ABSURD` nats, to a rival that is certainly in play.
+        lead: the same, but 0 where nothing can be said and where it can never have been drawn, however narrowly.
         omitted: a rival beats it by `RIVAL_MARGIN` that is among the reference's best and not in the claim.
     """
 
     margin: _Floats
     decided: _Flags
     hanging: _Flags
-    absurd: _Flags
+    lead: _Floats
     omitted: _Flags
 
     def weights(self) -> _Floats:
@@ -110,8 +110,9 @@ def check(
     Metrics: `tokens`; `checked`; `undecided`, tokens whose winner hangs on a cut; `losing`, tokens with a margin over
     0.001 nats; `losing_far`, over 0.2; `worst_margin` in nats; `omitted_rivals`, tokens beaten by over 0.2 nats by one
     of the reference's best twenty that the claim leaves out; `absurd`, tokens that lose by over 10 nats; `too_early`
-    and `too_long`, levels of the stop hazard under the replay, the latter with its likeliest stop left out; and those
-    of the decision.
+    and `too_long`, levels of the stop hazard under the replay, the latter with its likeliest stop left out; `forged`,
+    1 where `_forged` rejects (at most `_forged.RATE` of honest answers), 0 where it does not, None where the profile
+    lets it say nothing; and those of the decision.
     """
     tokens = len(evidence.output_ids)
     excuse = _by_request(evidence, eos_token_ids, bad_words)
@@ -126,7 +127,7 @@ def check(
         evidence,
         replay,
         eos_token_ids,
-        absurd=None if margins is None else margins.absurd,
+        lead=None if margins is None else margins.lead,
         checked=0 if margins is None else int(margins.decided.sum()),
         experts=experts,
     )
@@ -134,9 +135,9 @@ def check(
         found = Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens, **told})
     else:
         found = _compared(evidence, replay, profile, margins, _metrics(margins) | told)
-    if forged is None or profile is None or profile.mismatch(evidence, replay) or _forged.spiky(profile, NAME):
-        return found
-    if found.level is not None and found.level <= forged.level:
+    known = profile is not None and not profile.mismatch(evidence, replay) and not _forged.spiky(profile, NAME)
+    found.metrics["forged"] = int(forged is not None) if known else None
+    if forged is None or not known or (found.level is not None and found.level <= forged.level):
         return found
     reason = f"{forged.code}: {forged.text}"
     return dataclasses.replace(found, result=Result.REJECT, reason=reason, level=forged.level)
@@ -250,7 +251,7 @@ def measure(
         margin=np.where(possible & ~cut, margin, np.inf),
         decided=~shown.blank,
         hanging=possible & ~cut & (np.where(certain, -np.inf, lead) > np.maximum(margin, 0.0)[:, None]).any(axis=1),
-        absurd=~shown.blank & possible & (margin > _forged.ABSURD),
+        lead=np.where(~shown.blank & possible, margin, 0.0),
         omitted=possible & (beating & certain & unclaimed).any(axis=1),
     )
 
