@@ -8,8 +8,9 @@ more than `min_tokens` tokens are out, ends before (or after) the one that is co
 
 Parsers of reasoning and tool calls move and drop pieces of the text, in ways that depend on the server's flags. Where
 they left nothing but content, only markup (added tokens, tags) and white space at the edges may be gone. Where they
-took out reasoning or tool calls, each part must be made of a few whole pieces of the text, and every string argument
-must stand in it. A parsed answer that is not made so is undecided, never accepted and never an accusation.
+took out reasoning or tool calls, each part must be made of a few whole pieces of the text, every string argument must
+stand in it, and nothing else of it may be gone. A parsed answer that is not made so is undecided, never accepted and
+never an accusation.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
         if not _may_be_parsed(evidence, asked):
             return Delivered((rejected("text_mismatch", _difference(evidence, readings[0])),), compared=True)
     for reading in readings:
-        if _parsed.made_of(evidence, reading.text):
+        if _parsed.made_of(evidence, reading.text, _markup(spelling), finished=_finished(evidence)):
             return Delivered(compared=True)
     return Delivered((undecided("text_undecided", "the parsed answer is not made of pieces of its ids' text"),))
 
@@ -200,13 +201,24 @@ def _finished(evidence: Evidence) -> bool:
 
 def _same_but_markup(evidence: Evidence, spelled: str, spelling: Spelling) -> bool:
     """Whether nothing but added tokens, tags around the whole, and white space at the edges is gone."""
-    names = sorted(filter(None, spelling.added.values()), key=len, reverse=True)
-    markup = re.compile(r"\s*(?:" + "|".join(map(re.escape, names)) + r")\s*") if names else None
+    added = _added(spelling)
+    # White space is taken from where it begins: from each blank of a long run anew would take quadratic time.
+    markup = re.compile(rf"(?:(?<!\s)\s+|)(?:{added})\s*") if added else None
     bare, rest = (markup.sub("", text).strip() if markup else text.strip() for text in (evidence.text, spelled))
     if bare == rest or (not _finished(evidence) and rest.startswith(bare)):
         return True
     at = rest.find(bare) if bare else -1
     return at >= 0 and not _TAG.sub("", rest[:at] + rest[at + len(bare) :]).strip()
+
+
+def _markup(spelling: Spelling) -> re.Pattern[str]:
+    added = _added(spelling)
+    return re.compile(f"{added}|{_TAG.pattern}") if added else _TAG
+
+
+def _added(spelling: Spelling) -> str:
+    """A pattern of all added tokens, the longest first."""
+    return "|".join(map(re.escape, sorted(filter(None, spelling.added.values()), key=len, reverse=True)))
 
 
 def _end_findings(evidence: Evidence, reading: Reading, stops: frozenset[int], known: bool) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Is a parsed answer made of pieces of the text its ids spell?
 
-Parsers cut the text: markup goes, one part becomes reasoning, another content, others tool calls. They add no words.
+Parsers cut the text: markup goes, one part becomes reasoning, another content, others tool calls. They add no words,
+and they drop none: whoever offers a few stretches of a text could make it say anything.
 """
 
 from __future__ import annotations
@@ -14,15 +15,33 @@ from policies.evidence import Evidence
 
 MOST_PIECES = 4
 """Pieces of the text that content or reasoning may be put together from, for each part there is beside it."""
+CALL_ROOM = 128
+"""Characters of markup around each tool call, besides its name and arguments, which may be spelled at greater length."""
+_TAKEN = "\0"
+_WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
+"""What some templates write between reasoning and content without a tag."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-def made_of(evidence: Evidence, text: str) -> bool:
-    """Whether content, reasoning and every tool call come from `text`."""
+def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool) -> bool:
+    """Whether content, reasoning and every tool call come from `text`, and nothing of it is gone but markup.
+
+    Args:
+        markup: what parsers take out besides their own words.
+        finished: the answer is whole; otherwise its end may be missing.
+    """
     most = MOST_PIECES + len(evidence.tool_calls)
-    if not (in_pieces(evidence.text, text, most) and in_pieces(evidence.reasoning, text, most)):
+    rest = text
+    for part in (evidence.reasoning, evidence.text):
+        others = without(part, rest, most)
+        if others is None:
+            return False
+        rest = others
+    left = _WORDS.sub("", markup.sub("", rest.replace(_TAKEN, "")))
+    room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
+    if finished and len("".join(left.split())) > room:
         return False
     sources = _Sources(text)
     return all(
@@ -31,19 +50,24 @@ def made_of(evidence: Evidence, text: str) -> bool:
     )
 
 
-def in_pieces(part: str, text: str, most: int) -> bool:
-    """Whether `part` is at most `most` stretches of `text`, in their order, white space at their ends aside."""
+def without(part: str, text: str, most: int) -> str | None:
+    """What of `text` is left where `part` is at most `most` stretches of it, in their order; None where it is not.
+
+    White space at their ends aside. What is taken is overwritten, so that it is not taken twice.
+    """
     at = 0
     rest = part.strip()
+    kept = []
     for _ in range(most):
         if not rest:
-            return True
+            break
         start, length = _longest(rest, text, at)
         if not length:
-            return False
+            return None
+        kept.append(text[at:start] + _TAKEN * length)
         at = start + length
         rest = rest[length:].lstrip()
-    return not rest
+    return None if rest else "".join(kept) + text[at:]
 
 
 def _longest(rest: str, text: str, at: int) -> tuple[int, int]:

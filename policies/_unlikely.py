@@ -93,13 +93,15 @@ def repeated_findings(
 
     Null hypothesis: the answer was drawn anew from the law its claim states. It equals a given earlier one with that
     answer's probability, and one of m earlier ones that are no likelier than p with probability at most m·p. Answers
-    with little entropy, and all at T = 0, repeat honestly; their level says so.
+    with little entropy, and all at T = 0, repeat honestly; their level says so. Nothing is said where the client chose
+    the seed.
     """
     if earlier is None:
         return [], {"repeats": None}
     metrics: Metrics = {"repeats": earlier.same}
     log_chance = hazard.drawn_again(evidence, vocab_size) if earlier.same else None
-    if log_chance is None:
+    # A client may choose two seeds that are one to the sampler: vLLM's V1 runner on a CPU takes the low 32 bits.
+    if log_chance is None or evidence.sampling.client_seed:
         return [], metrics
     level = min(1.0, math.exp(log_chance) * max(1, earlier.answers))
     if level > REPEATED_LEVEL:

@@ -41,7 +41,8 @@ _decoder = msgspec.msgpack.Decoder(Record)
 def pack(choices: Sequence[Evidence]) -> bytes:
     """One record of all choices of a response.
 
-    Integers beyond 64 bits (which only a broken backend sends) are clipped to the nearest that fits.
+    Integers beyond 64 bits (which only a broken backend sends) are clipped to the nearest that fits, seeds are taken
+    modulo 2⁶⁴.
 
     Raises:
         EvidenceError: the record would be over `MAX_UNPACKED`, or an array has an impossible dtype or shape.
@@ -196,7 +197,7 @@ def _packed_sampling(sampling: Sampling) -> PackedSampling:
         top_p=float(sampling.top_p),
         top_k=_int(sampling.top_k),
         min_p=float(sampling.min_p),
-        seed=_maybe_int(sampling.seed),
+        seed=None if sampling.seed is None else _wrapped(sampling.seed),
         client_seed=sampling.client_seed,
         max_tokens=_maybe_int(sampling.max_tokens),
         min_tokens=_int(sampling.min_tokens),
@@ -293,6 +294,11 @@ def _text(data: bytes) -> str:
 
 def _int(value: int) -> int:
     return max(_INT_MIN, min(_INT_MAX, int(value)))
+
+
+def _wrapped(seed: int) -> int:
+    # The seed of a further choice may leave 64 bits; the samplers take it modulo 2⁶⁴.
+    return (seed - _INT_MIN) % 2**64 + _INT_MIN
 
 
 def _maybe_int(value: int | None) -> int | None:

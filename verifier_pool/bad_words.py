@@ -20,5 +20,5 @@ def forbidden_ids(choice: Evidence, model: ModelSettings) -> Sequence[Sequence[i
         return None
     try:
         return bad_word_ids(words, lambda text: spelling.encode(text).tolist())
-    except UnicodeError:  # a lone surrogate, which vLLM's tokenizer cannot read either
+    except (UnicodeError, TypeError):  # a lone surrogate, which vLLM's tokenizer cannot read either
         return None

@@ -252,6 +252,14 @@ def test_impossible_arrays_are_refused_when_written(fields: dict[str, Any]) -> N
         codec.pack([dataclasses.replace(recorded.cpu("bf16")[0], **fields)])
 
 
+@pytest.mark.parametrize(
+    ("seed", "kept"), [(2**63, -(2**63)), (2**63 + 4, 4 - 2**63), (-1, -1), (2**63 - 1, 2**63 - 1)]
+)
+def test_seeds_are_kept_modulo_64_bits_as_samplers_take_them(seed: int, kept: int) -> None:
+    back = codec.unpack(codec.pack([Evidence("", "chat", "", "", Sampling(seed=seed))]))[0]
+    assert back.sampling.seed == kept
+
+
 def test_integers_beyond_64_bits_are_clipped() -> None:
     usage = Usage(10**30, -(10**30), 3, 4)
     back = codec.unpack(codec.pack([Evidence("", "chat", "", "", Sampling(), usage=usage, stop_reason=10**40)]))[0]

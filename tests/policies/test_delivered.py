@@ -156,6 +156,27 @@ def test_reasoning_may_be_taken_out() -> None:
     assert codes(check(dataclasses.replace(parsed, reasoning="other words"), spelling)) == ["text_undecided"]
 
 
+@pytest.mark.parametrize("reasoning", ["", "today"])
+def test_an_answer_of_some_pieces_of_the_text_never_passes(reasoning: str) -> None:
+    spelling = byte_level()
+    ids = spelled(spelling, "Do not take both pills today.")
+    evidence = answer(ids, "Do take both pills.", reasoning=reasoning, request={"tools": TOOLS})
+    assert codes(check(evidence, spelling)) == ["text_undecided"]
+
+
+def test_content_may_repeat_what_the_reasoning_said() -> None:
+    spelling = byte_level()
+    ids = [THINK, *spelled(spelling, "It is 42.", end=False), END_THINK, *spelled(spelling, "It is 42.")]
+    assert check(answer(ids, "It is 42.", reasoning="It is 42."), spelling) == Delivered(compared=True)
+    assert codes(check(answer(ids, "It is 42.", reasoning="It"), spelling)) == ["text_undecided"]
+
+
+def test_a_text_of_blanks_is_read_in_linear_time() -> None:
+    spelling = byte_level()
+    evidence = answer(spelled(spelling, "one two three"), " " * 300_000 + "x")
+    assert codes(check(evidence, spelling)) == ["text_mismatch"]
+
+
 def test_markup_and_edges_may_be_gone_from_a_plain_chat_answer() -> None:
     spelling = byte_level()
     ids = [THINK, *spelled(spelling, "\n\n", end=False), END_THINK, *spelled(spelling, "\n\nForty two.")]

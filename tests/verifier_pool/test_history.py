@@ -50,6 +50,15 @@ def test_a_cached_answer_is_rejected_at_its_own_probability(redis: Redis) -> Non
     assert check.metrics["repeats"] == 1
 
 
+def test_seeds_of_the_clients_own_accuse_nobody() -> None:
+    # 1 and 2³² + 1 draw the same noise on a CPU, so an honest backend repeats itself.
+    for mine in (False, True):
+        sampling = dataclasses.replace(ANSWER.sampling, seed=2**32 + 1, client_seed=mine)
+        repeated = dataclasses.replace(ANSWER, sampling=sampling)
+        check = structure.check(repeated, vocab_size=recorded.VOCABULARY, earlier=Earlier(answers=1, same=1))
+        assert ("repeated_answer" in check.reason) is not mine
+
+
 def test_the_same_verification_again_accuses_nobody(redis: Redis) -> None:
     for _ in range(3):
         assert note(redis, given("a", 1)) == [Earlier()]
