@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from verifier_pool.tokenizer import TokenizerSpelling
 
-TEXT = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text()
 EOS, THINK, END_THINK = 0, 1, 2
 SPECIAL = [AddedToken("<|end|>", special=True)]
 ADDED = [AddedToken("<think>"), AddedToken("</think>")]
