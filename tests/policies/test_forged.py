@@ -61,7 +61,8 @@ def test_honest_answers_hold_nothing_forged(pair: Pair) -> None:
     check = judged(pair)
     assert check.result is not Result.REJECT
     assert check.metrics["absurd"] == check.metrics["forged"] == 0
-    assert all(check.metrics[name] is None or check.metrics[name] > 1e-2 for name in ("too_early", "too_long"))
+    levels = [check.metrics[name] for name in ("too_early", "too_long")]
+    assert all(level is None or level > 1e-2 for level in levels)
 
 
 @pytest.mark.parametrize("pair", [GREEDY, SAMPLED])
