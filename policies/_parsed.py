@@ -16,7 +16,7 @@ from policies.evidence import Evidence
 MOST_PIECES = 4
 """Pieces of the text that content or reasoning may be put together from, for each part there is beside it."""
 CALL_ROOM = 128
-"""Characters of markup around each tool call, besides its name and arguments, which may be spelled at greater length."""
+"""Characters of markup around each tool call, besides its name and arguments, which may be spelled at length."""
 _TAKEN = "\0"
 _WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
 """What some templates write between reasoning and content without a tag."""

@@ -239,7 +239,9 @@ def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stop
     if reason in ("stop", "repetition") and len(evidence.output_ids) < evidence.sampling.min_tokens:
         least, tokens = evidence.sampling.min_tokens, len(evidence.output_ids)
         text = f"finished by {reason} after {tokens} tokens, at least {least} were asked for"
-        return [rejected("finish_mismatch", text)]
+        # Where the grammar leaves nothing but a stop token and `min_tokens` forbids it, vLLM emits what it likes.
+        blank = evidence.sampling.grammar
+        return [undecided("finish_undecided", text) if blank else rejected("finish_mismatch", text)]
     return []
 
 

@@ -221,6 +221,7 @@ def test_the_prompt_must_be_the_references_own_rendering() -> None:
         ({"finish_reason": "length", "sampling": sampling(STOPPED, max_tokens=4000)}, Result.REJECT),
         ({"sampling": sampling(STOPPED, max_tokens=4000, ignore_eos=True)}, Result.REJECT),
         ({"sampling": sampling(STOPPED, max_tokens=4000, min_tokens=3000)}, Result.REJECT),
+        ({"sampling": sampling(STOPPED, max_tokens=4000, min_tokens=3000, grammar=True)}, Result.INCONCLUSIVE),
         ({"stop_reason": 77}, Result.REJECT),
         ({"stop_reason": recorded.EOS}, Result.PASS),
         ({"sampling": sampling(STOPPED, ignore_eos=True, stop_token_ids=(recorded.EOS,))}, Result.PASS),
