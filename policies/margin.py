@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import _forged, noise
+from policies import _forged, betting, noise
 from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
 from policies._cuts import Cuts
 from policies._processors import process
@@ -175,6 +175,20 @@ def _compared(
         reason = "ids_form: the reference was asked for the claimed ids alone"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=found.metrics)
     return found
+
+
+def forged_evidence(metrics: Sequence[Mapping[str, float | int | None]]) -> betting.LogEvidence:
+    """Evidence of forged answers over successive responses, from this check's metrics.
+
+    Beside `betting.of_check`, which hears nothing of a forged token or two: the null is that at most `_forged.RATE` of
+    a backend's answers are rejected for them, whatever came before. One response is one unit; one of which nothing
+    could be said (`forged` is None, or the check did not run) leaves the evidence as it was.
+    """
+    said = [found.get("forged") is not None for found in metrics]
+    running = betting.bernoulli(
+        [found["forged"] == 1 for found, heard in zip(metrics, said, strict=True) if heard], _forged.RATE
+    )
+    return np.concatenate([[0.0], running])[np.cumsum(said, dtype=np.intp)]
 
 
 def calibration_rows(

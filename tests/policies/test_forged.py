@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import _forged, hazard, margin, selection
+from policies import _forged, betting, hazard, margin, selection
 from policies.checks import Check, Result
 from policies.evidence import Evidence, Replay
 from policies.profile import Profile, ProfileKey, Row, fit
@@ -165,6 +165,18 @@ def test_nothing_rejects_where_the_reference_is_not_the_one_to_compare_with() ->
         assert check.result is Result.INCONCLUSIVE
         assert check.metrics["forged"] is None
         assert check.metrics["too_early"] is not None
+
+
+def test_forged_answers_add_up() -> None:
+    caught, clean = judged(cut(SAMPLED, 20, -25.0)).metrics, judged(SAMPLED).metrics
+    assert betting.first_over(margin.forged_evidence([caught] * 5), 1e-6) == 3
+    unheard = margin.forged_evidence([caught, {}, {"forged": None}, caught])
+    assert unheard[0] == unheard[1] == unheard[2] < unheard[3]
+    assert (np.diff(margin.forged_evidence([clean] * 500)) < 0).all()
+    # As often as honest answers may be rejected, it does not grow.
+    assert margin.forged_evidence([caught] + [clean] * 410)[-1] < np.log(1e3)
+    assert margin.forged_evidence([]).shape == (0,)
+    assert margin.forged_evidence([{}, {}]).tolist() == [0.0, 0.0]
 
 
 def padded(pair: Pair, places: list[int], chance: float) -> Pair:
