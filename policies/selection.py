@@ -88,7 +88,9 @@ def check(
     tokens = len(evidence.output_ids)
     excuse = not_replayable(evidence, eos_token_ids, bad_words)
     if excuse:
-        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=True, metrics={"tokens": tokens})
+        # The request is no excuse where the backend could not have been tested anyway.
+        untestable = declaration_expired or (evidence.speculative and evidence.sampling.temperature > 0)
+        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=not untestable, metrics={"tokens": tokens})
     obstacle = _obstacle(evidence, declaration_expired)
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})

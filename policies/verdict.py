@@ -2,8 +2,8 @@
 
 any check rejects                                                            → reject
 else any is withheld                                                         → withheld
-audited, structure and distance pass, and selection and margin each pass or
-  do not apply because of the request                                        → pass
+audited in form `full`, structure and distance pass, and selection and margin
+  each pass or do not apply because of the request                           → pass
 not audited, structure passes, selection as above                            → unaudited
 no checks at all                                                             → unverified
 anything else                                                                → inconclusive
@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 
 from policies.checks import Check, Result, Verdict, VerdictWord
 
+IDS_FORM = "ids_form: the reference was asked for the claimed ids alone"
+
 _WORST_FIRST = (
     VerdictWord.REJECT,
     VerdictWord.WITHHELD,
@@ -31,14 +33,19 @@ _WORST_FIRST = (
 _RESULTS_WORST_FIRST = (Result.REJECT, Result.WITHHELD, Result.INCONCLUSIVE, Result.PASS)
 
 
-def combine(checks: Iterable[Check], *, audited: bool) -> Verdict:
-    """The verdict of one generation. `audited` says that it was chosen for replay.
+def combine(checks: Iterable[Check], *, audited: bool, full: bool = True) -> Verdict:
+    """The verdict of one generation. `audited` says that it was chosen for replay, `full` in which form.
 
-    A replay that failed comes here as an inconclusive `distance` check, so it can never pass. Reasons are
-    those of the checks that do not pass, rejects first.
+    A replay that failed comes here as an inconclusive `distance` check, so it can never pass, and neither can one of
+    form `ids`, which sees no rival that the claim leaves out. Reasons are those of the checks that do not pass,
+    rejects first.
     """
     kept = tuple(checks)
-    return Verdict(_word(kept, audited), kept, _reasons(kept), audited)
+    word = _word(kept, audited)
+    reasons = _reasons(kept)
+    if word is VerdictWord.PASS and not full:
+        word, reasons = VerdictWord.INCONCLUSIVE, (*reasons, IDS_FORM)
+    return Verdict(word, kept, reasons, audited)
 
 
 def over_choices(verdicts: Sequence[Verdict]) -> Verdict:

@@ -178,7 +178,8 @@ def _judge_one(
         checks += [Check(name, Result.INCONCLUSIVE, replay.reason) for name in (distance.NAME, margin.NAME)]
     if model.experts:
         checks += _routing(choice, replay, profile, model.experts)
-    return combine(checks, audited=replay is not None)
+    full = not isinstance(replay, Replay) or replay.form == "full"
+    return combine(checks, audited=replay is not None, full=full)
 
 
 def _routing(

@@ -17,14 +17,15 @@ import numpy as np
 
 from benchmarks.adversary.base import Cheat
 from benchmarks.adversary.traffic import Row
-from policies import betting
+from policies import betting, margin
 
 LEVEL = 1e-6
 FAULT_RATE = 1e-3
 """Rate per generation at which an honest backend may fail an exact check or leave evidence out."""
 EXACT = ("structure", "selection", "withheld")
 CALIBRATED = ("distance", "margin", "routing")
-WEIGHTS = (1 / 6,) * 6
+WEIGHTS = (1 / 7,) * 7
+"""One process per exact and per calibrated check, and one for margin's forged tokens."""
 ORDERS = 200
 CAUGHT = frozenset({"reject", "withheld"})
 
@@ -115,6 +116,7 @@ def log_evidence(choices: Sequence[dict[str, Any]]) -> betting.LogEvidence:
     """Running log evidence over generations, in their order."""
     running = [betting.bernoulli([_failed(choice, name) for choice in choices], FAULT_RATE) for name in EXACT]
     running += [betting.of_check([_metrics(choice, name) for choice in choices]) for name in CALIBRATED]
+    running.append(margin.forged_evidence([_metrics(choice, "margin") for choice in choices]))
     return betting.average(running, WEIGHTS)
 
 

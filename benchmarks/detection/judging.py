@@ -28,8 +28,8 @@ EXPERTS = {"moe": "eager", "moe-graphs": "graphs"}
 the other half is judged."""
 PER_PROMPT = 3
 """Answers to each prompt, one per temperature, next to each other."""
-EVIDENCE = ("bet", "mu0", "exceeds", "n_least", "groups")
-"""Metrics of a calibrated check that its evidence is made of."""
+EVIDENCE = ("exceeds", "n_least", "groups", "forged")
+"""Metrics of a check that its evidence is made of."""
 LENGTHS = (32, 64, 128)
 """Tokens at which the statistics are compared."""
 
@@ -87,7 +87,7 @@ def row(arm: Arm, number: int, answer: Answer, profile: Profile | None) -> Row:
         structure.check(evidence, vocab_size=VOCABULARY, eos_token_ids=(EOS,)),
         selection.check(evidence, vocab_size=VOCABULARY, eos_token_ids=(EOS,)),
         distance.check(evidence, replay, profile),
-        margin.check(evidence, replay, profile, eos_token_ids=(EOS,)),
+        margin.check(evidence, replay, profile, eos_token_ids=(EOS,), experts=evidence.routed_experts is not None),
     ]
     if evidence.routed_experts is not None:
         checks.append(routing.check(evidence, replay, profile))

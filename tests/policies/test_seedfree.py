@@ -149,3 +149,12 @@ def test_an_unusable_claim_says_nothing() -> None:
     check = selection.check(broken)
     assert check.result is Result.INCONCLUSIVE
     assert check.reason.startswith("speculative: ")
+
+
+def test_a_request_that_cannot_be_replayed_is_no_excuse_for_a_speculative_backend() -> None:
+    answer = recorded.gpu("T07")[0]
+    sampling = dataclasses.replace(answer.sampling, repetition_penalty=1.2)
+    plain = selection.check(dataclasses.replace(answer, sampling=sampling))
+    assert plain.by_request
+    assert not selection.check(dataclasses.replace(answer, sampling=sampling, speculative=True)).by_request
+    assert not selection.check(dataclasses.replace(answer, sampling=sampling), declaration_expired=True).by_request

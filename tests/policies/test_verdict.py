@@ -138,3 +138,12 @@ def test_a_responses_level_covers_all_its_choices() -> None:
 
 def test_no_choices_are_unverified() -> None:
     assert over_choices([]).word is VerdictWord.UNVERIFIED
+
+
+def test_a_replay_of_the_claimed_ids_alone_never_passes() -> None:
+    checks = [Check(name, Result.PASS) for name in ("structure", "selection", "distance")]
+    checks.append(Check("margin", Result.INCONCLUSIVE, "repetition_penalty", by_request=True))
+    assert combine(checks, audited=True).word is VerdictWord.PASS
+    verdict = combine(checks, audited=True, full=False)
+    assert verdict.word is VerdictWord.INCONCLUSIVE
+    assert any(reason.startswith("ids_form") for reason in verdict.reasons)
