@@ -20,6 +20,8 @@ CALL_ROOM = 128
 _TAKEN = "\0"
 _WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
 """What some templates write between reasoning and content without a tag."""
+_BEGUN = re.compile(r"<[\w:|]{0,40}(?:>[^<\0]*)?$")
+"""A call that a limit cut off at its beginning, which streams hold back until there is more of it."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -39,6 +41,8 @@ def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished:
         if others is None:
             return False
         rest = others
+    if evidence.finish_reason == "length":
+        rest = _BEGUN.sub("", rest)
     left = _WORDS.sub("", markup.sub("", rest.replace(_TAKEN, "")))
     room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
     if finished and len("".join(left.split())) > room:

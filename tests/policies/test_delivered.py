@@ -164,6 +164,16 @@ def test_an_answer_of_some_pieces_of_the_text_never_passes(reasoning: str) -> No
     assert codes(check(evidence, spelling)) == ["text_undecided"]
 
 
+@pytest.mark.parametrize("begun", ["<tool_c", '<tool_call>\n{"name": "wea'])
+def test_a_call_cut_off_at_its_beginning_is_not_shown(begun: str) -> None:
+    spelling = byte_level()
+    evidence = answer(spelled(spelling, "Sure." + begun, end=False), "Sure.", request={"tools": TOOLS})
+    assert check(dataclasses.replace(evidence, finish_reason="length"), spelling) == Delivered(compared=True)
+    assert codes(check(dataclasses.replace(evidence, finish_reason="length", text="ure"), spelling)) == [
+        "text_undecided"
+    ]
+
+
 def test_content_may_repeat_what_the_reasoning_said() -> None:
     spelling = byte_level()
     ids = [THINK, *spelled(spelling, "It is 42.", end=False), END_THINK, *spelled(spelling, "It is 42.")]
