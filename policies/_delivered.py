@@ -8,9 +8,9 @@ more than `min_tokens` tokens are out, ends before (or after) the one that is co
 
 Parsers of reasoning and tool calls move and drop pieces of the text, in ways that depend on the server's flags. Where
 they left nothing but content, only markup (added tokens, tags) and white space at the edges may be gone. Where they
-took out reasoning or tool calls, each part must be made of a few whole pieces of the text, every string argument must
-stand in it, and nothing else of it may be gone. A parsed answer that is not made so is undecided, never accepted and
-never an accusation.
+took out reasoning or tool calls, each part must be made of a few whole pieces of the text, every call and each of its
+arguments must stand in what is left, and nothing else of it may be gone. A parsed answer that is not made so is
+undecided, never accepted and never an accusation.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
         if not _may_be_parsed(evidence, asked):
             return Delivered((rejected("text_mismatch", _difference(evidence, readings[0])),), compared=True)
     for reading in readings:
-        if _parsed.made_of(evidence, reading.text, _markup(spelling), finished=_finished(evidence)):
+        named = isinstance(asked.tool_choice, dict)
+        if _parsed.made_of(evidence, reading.text, _markup(spelling), finished=_finished(evidence), named=named):
             return Delivered(compared=True)
     return Delivered((undecided("text_undecided", "the parsed answer is not made of pieces of its ids' text"),))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from policies.evidence import Evidence
@@ -23,16 +24,21 @@ _WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:th
 _BEGUN = re.compile(r"<[\w:|]{0,40}(?:>[^<\0]*)?$")
 """A call that a limit cut off at its beginning, which streams hold back until there is more of it."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_CONSTANTS: dict[bool | None, tuple[str, ...]] = {
+    True: ("true", "True"), False: ("false", "False"), None: ("null", "None"),
+}  # fmt: skip
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool) -> bool:
+def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool, named: bool) -> bool:
     """Whether content, reasoning and every tool call come from `text`, and nothing of it is gone but markup.
 
     Args:
         markup: what parsers take out besides their own words.
         finished: the answer is whole; otherwise its end may be missing.
+        named: the request forces a call by name.
     """
     most = MOST_PIECES + len(evidence.tool_calls)
     rest = text
@@ -41,16 +47,24 @@ def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished:
         if others is None:
             return False
         rest = others
-    if evidence.finish_reason == "length":
-        rest = _BEGUN.sub("", rest)
-    left = _WORDS.sub("", markup.sub("", rest.replace(_TAKEN, "")))
+    whole = _BEGUN.sub("", rest) if evidence.finish_reason == "length" else rest
+    left = _WORDS.sub("", markup.sub("", whole.replace(_TAKEN, "")))
     room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
     if finished and len("".join(left.split())) > room:
         return False
-    sources = _Sources(text)
+    return _calls_hold(evidence.tool_calls, rest, evidence.request if named else b"")
+
+
+def _calls_hold(calls: Sequence[tuple[str, str]], rest: str, request: bytes) -> bool:
+    """Whether each call stands in what content and reasoning left, as often as it was made.
+
+    The name of a call that the request itself forces need not stand there.
+    """
+    sources = _Sources(rest)
+    names = Counter(name for name, _ in calls)
     return all(
-        (name in text or name.encode("utf-8", "replace") in evidence.request) and sources.hold(arguments)
-        for name, arguments in evidence.tool_calls
+        (rest.count(name) >= names[name] or name.encode("utf-8", "replace") in request) and sources.hold(arguments)
+        for name, arguments in calls
     )
 
 
@@ -96,9 +110,10 @@ class _Sources:
         self._text = text
         self._squeezed: str | None = None
         self._plain: str | None = None
+        self._numbers: frozenset[float] | None = None
 
     def hold(self, arguments: str) -> bool:
-        """Whether the arguments stand in the text, or each of their strings does."""
+        """Whether the arguments stand in the text, or each of their values does."""
         if arguments.strip() in self._text:
             return True
         if self._squeezed is None:
@@ -106,12 +121,21 @@ class _Sources:
         if "".join(arguments.split()) in self._squeezed:
             return True
         try:
-            value = json.loads(arguments)
+            value = json.loads(arguments, parse_int=float)
         except (ValueError, RecursionError):
             return False
-        return all(map(self._holds, _strings(value)))
+        return all(map(self._holds, _values(value)))
 
-    def _holds(self, string: str) -> bool:
+    def _holds(self, value: str | float | None) -> bool:
+        if value is None or isinstance(value, bool):
+            return any(word in self._text for word in _CONSTANTS[value])
+        if isinstance(value, float):
+            if self._numbers is None:
+                self._numbers = frozenset(map(float, _NUMBER.findall(self._text)))
+            return value in self._numbers
+        return self._holds_string(value)
+
+    def _holds_string(self, string: str) -> bool:
         if string.strip() in self._text:
             return True
         if self._plain is None:
@@ -120,17 +144,17 @@ class _Sources:
         return string.strip() in self._plain
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Every string and key; numbers may be spelled otherwise."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
+def _values(value: Any) -> Iterator[str | float | None]:
+    """Every string, key, number and constant."""
+    if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _strings(item)
+            yield from _values(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _values(item)
+    else:
+        yield value
 
 
 def _unescaped(match: re.Match[str]) -> str:

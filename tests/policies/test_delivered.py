@@ -214,6 +214,23 @@ def test_tool_calls_come_from_the_text_whatever_the_json(arguments: str) -> None
     assert codes(check(changed, spelling)) == ["text_undecided"]
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (("weather", "{}"),),
+        (("pay", '{"amount": 5000}'),),
+        (("pay", '{"amount": 5, "now": true}'),),
+        (("pay", '{"amount": 5}'),) * 2,
+    ],
+)
+def test_calls_that_the_model_did_not_make_never_pass(calls: tuple[tuple[str, str], ...]) -> None:
+    spelling = byte_level()
+    ids = spelled(spelling, 'Sure.<tool_call>{"name": "pay", "arguments": {"amount": 5}}</tool_call>')
+    evidence = answer(ids, "Sure.", tool_calls=(("pay", '{"amount": 5.0}'),), request={"tools": TOOLS})
+    assert check(evidence, spelling) == Delivered(compared=True)
+    assert codes(check(dataclasses.replace(evidence, tool_calls=calls), spelling)) == ["text_undecided"]
+
+
 def test_with_tools_offered_a_changed_text_never_passes() -> None:
     spelling = byte_level()
     ids = spelled(spelling, "It is warm and dry today, as it often is.")
