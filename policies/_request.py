@@ -23,11 +23,16 @@ class Extras(msgspec.Struct, frozen=True):
         thinking_token_budget: tokens of reasoning after which vLLM forces its end.
         watermarking: turns on the engine's watermark, which draws by other noise.
         repetition_detection: ends an answer that repeats itself, with finish reason `repetition`.
+        prompt, prompt_embeds, truncate_prompt_tokens, n: what a completion's prompt ids follow from.
     """
 
     thinking_token_budget: Any = None
     watermarking: Any = None
     repetition_detection: Any = None
+    prompt: Any = None
+    prompt_embeds: Any = None
+    truncate_prompt_tokens: Any = None
+    n: Any = None
 
 
 _decoder = msgspec.json.Decoder(Extras)
@@ -39,6 +44,27 @@ def extras(evidence: Evidence) -> Extras:
         return _decoder.decode(evidence.request)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return Extras()
+
+
+def prompt_given(evidence: Evidence) -> Ids | None:
+    """The prompt's ids where a completion's request gave them as ids, which need no rendering; None elsewhere.
+
+    vLLM numbers choices prompt by prompt, `n` of them each.
+    """
+    asked = extras(evidence)
+    prompt = asked.prompt
+    if (
+        evidence.endpoint != "completions"
+        or asked.truncate_prompt_tokens is not None
+        or asked.prompt_embeds is not None
+    ):
+        return None
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+        place = evidence.index // (asked.n if isinstance(asked.n, int) and asked.n > 0 else 1)
+        prompt = prompt[place] if 0 <= place < len(prompt) else None
+    if not isinstance(prompt, list) or not prompt or not all(type(id) is int and 0 <= id < 2**31 for id in prompt):
+        return None
+    return np.asarray(prompt, np.int32)
 
 
 def repeats(ids: Ids, asked: Any) -> bool | None:

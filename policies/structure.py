@@ -27,7 +27,7 @@ import numpy as np
 from policies import _billed, _delivered, _unlikely
 from policies._claimed import claim_findings
 from policies._findings import Finding, rejected, undecided, withheld
-from policies._request import extras, repeats
+from policies._request import extras, prompt_given, repeats
 from policies._unlikely import REPEATED_LEVEL, Earlier
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
@@ -86,7 +86,8 @@ def check(
         vocab_size: number of ids the declared model can emit.
         max_model_len: longest prompt plus answer.
         eos_token_ids: ids that end an answer of the declared model.
-        rendered_prompt: int32 (P,), the reference's own rendering of the request.
+        rendered_prompt: int32 (P,), the reference's own rendering of the request; where there is none, ids that the
+            request itself gave are compared.
         spelling: the declared model's tokenizer; without it the text is not held against the ids.
         earlier: what is remembered of the backend's answers to the same request; None when nothing could be asked.
 
@@ -106,6 +107,8 @@ def check(
         findings += claimed
     findings += _id_findings(evidence, vocab_size)
     sound = not findings
+    if rendered_prompt is None:
+        rendered_prompt = prompt_given(evidence)
     findings += _prompt_findings(evidence, rendered_prompt)
     findings += _end_findings(evidence, max_model_len, eos)
     findings += _billed.findings(evidence)

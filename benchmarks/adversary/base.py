@@ -55,8 +55,8 @@ class Cheat:
         caught_by: checks that should catch it, the likeliest first; empty where no check is expected to.
         limits: what this implementation does not do, or when it is no cheat at all.
         honest: it is no cheat; it must never be rejected.
-        shape: what its requests must look like to show it: `hot` (temperature over 0), `long` prompts, `short` answers,
-            `repeated` prompts, many at once (`batch`).
+        shape: what its requests must look like to show it: `hot` (temperature over 0), `greedy`, `long` prompts,
+            `short` answers, `repeated` prompts, many at once (`batch`).
         moe: only a mixture-of-experts model can show it.
         speculative: its server is to be declared as decoding speculatively.
     """
@@ -68,7 +68,7 @@ class Cheat:
     caught_by: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[str] = ""
     honest: ClassVar[bool] = False
-    shape: ClassVar[Literal["", "hot", "long", "short", "repeated", "batch"]] = ""
+    shape: ClassVar[Literal["", "hot", "greedy", "long", "short", "repeated", "batch"]] = ""
     moe: ClassVar[bool] = False
     speculative: ClassVar[bool] = False
     rewrites: ClassVar[bool] = True

@@ -80,7 +80,7 @@ def plan(
     """
     hot = [value for value in temperatures if value > 0] or [0.8]
     # At temperature 0 a repeated answer is the right one.
-    chosen = hot if attack.shape in ("hot", "repeated") else list(temperatures)
+    chosen = hot if attack.shape in ("hot", "repeated") else [0.0] if attack.shape == "greedy" else list(temperatures)
     texts = _texts(attack, responses, tokens, longest)
     ways = [(temperature, stream) for stream in (False, True) for temperature in chosen]
     # Repeated prompts are repeated in one and the same way, or they would be other requests.

@@ -100,6 +100,8 @@ class HonestChunked(_Honest):
     name = "honest-chunked"
     about = "the declared model on a server with small --max-num-batched-tokens"
     generates = "own"
+    shape = "greedy"
+    limits = "asked at T = 0: vLLM 0.32's CPU runner dies of a seeded prompt that it prefills in parts"
 
 
 class HonestKernel(_Honest):
