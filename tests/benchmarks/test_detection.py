@@ -1,0 +1,120 @@
+"""Recorded answers become evidence, cheats are made of them, and the committed tables come from the committed rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.detection import attacks, command, judging, tables
+from benchmarks.detection.evidence import load, recorded_names
+from benchmarks.detection.prompts import CALIBRATION_PROMPTS, LONG_PROMPTS, PROMPTS
+from benchmarks.detection.variants import VARIANTS
+from benchmarks.questions import CALIBRATION, DEMO
+from policies import margin, selection
+from policies.checks import Result
+from tests.policies import recorded
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "detection" / "h200"
+PAD = 65_535
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real answers in the recordings' layout; the reference and the cheat's prefill agree with every claim."""
+    path = tmp_path_factory.mktemp("recordings")
+    answers = [answer for setting in ("T0", "T07", "T1") for answer in recorded.gpu(setting)[:4]]
+    ids = np.concatenate([answer.claim_ids for answer in answers])
+    logprobs = np.concatenate([answer.claim_logprobs for answer in answers])
+    narrow = np.where(ids < 0, PAD, ids).astype(np.uint16)
+    arrays: dict[str, Any] = {
+        "prompt": np.concatenate([answer.prompt_ids for answer in answers]).astype(np.uint16),
+        "prompt_tokens": np.array([len(answer.prompt_ids) for answer in answers], np.int32),
+        "tokens": np.array([len(answer.output_ids) for answer in answers], np.int32),
+        "temperature": np.array([answer.sampling.temperature for answer in answers], np.float32),
+        "seed": np.array([answer.sampling.seed or 0 for answer in answers], np.int64),
+        "stopped": np.array([answer.finish_reason == "stop" for answer in answers]),
+        "ids": narrow,
+        "logprobs": logprobs,
+    }
+    for name in ("eager-64", "fp8"):
+        np.savez(path / f"{name}.answers.npz", **arrays)
+        np.savez(path / f"{name}.replay.npz", ids=narrow, logprobs=logprobs, claimed=logprobs)
+        wide = np.pad(narrow, ((0, 0), (0, 1)), constant_values=PAD)
+        np.savez(path / f"{name}.spoof.npz", ids=wide, logprobs=np.pad(logprobs, ((0, 0), (0, 1)), constant_values=-25))
+    return path
+
+
+def arms(folder: Path) -> dict[str, attacks.Arm]:
+    found = attacks.arms(folder, recorded_names(folder), runtime=recorded.GPU, engine="")
+    return {arm.name: arm for arm in found}
+
+
+def test_recordings_come_back_as_evidence(folder: Path) -> None:
+    loaded = load(folder, "eager-64", runtime=recorded.GPU)
+    for answer, original in zip(loaded, recorded.gpu("T0")[:4], strict=False):
+        assert np.array_equal(answer.evidence.claim_ids, original.claim_ids)
+        assert np.array_equal(answer.evidence.prompt_ids, original.prompt_ids)
+        assert answer.replay is not None
+        assert (answer.replay.own, answer.replay.form) == (21, "full")
+    assert all(selection.check(answer.evidence).metrics["violations"] == 0 for answer in loaded)
+
+
+def test_cheats_made_of_recordings_do_what_they_say(folder: Path) -> None:
+    found = arms(folder)
+    assert next(iter(found)) == "eager-64"
+    for name in ("hot", "cached"):
+        assert all(answer.evidence.sampling.temperature > 0 for answer in found[name].answers)
+        results = [selection.check(answer.evidence).result for answer in found[name].answers]
+        assert results.count(Result.REJECT) > len(results) / 2, name
+    # Here the cheap model is the true one, so there is nothing to bend and nothing to leave out.
+    plain, bent = found["fp8 spoofed"], found["fp8 spoofed, bent"]
+    for one, other in zip(plain.answers, bent.answers, strict=True):
+        assert np.array_equal(one.evidence.claim_ids, other.evidence.claim_ids)
+
+
+def test_bending_and_omitting_let_other_tokens_pass_selection(folder: Path) -> None:
+    seeded = {arm.name: arm for arm in attacks._relabelled(load(folder, "fp8", runtime=recorded.GPU))}["cached"]
+    for change in (attacks._bent, attacks._omitted):
+        for answer in seeded.answers:
+            before = selection.check(answer.evidence).metrics["violations"]
+            changed = attacks._with(answer, change)
+            after = selection.check(changed.evidence).metrics["violations"]
+            assert int(after or 0) < int(before or 0)
+            # The replay is not the cheat's to bend.
+            assert answer.replay is not None
+            assert margin.measure(changed.evidence, answer.replay).weights().mean() > 0
+
+
+def test_prompts_of_different_purposes_do_not_overlap() -> None:
+    purposes = [PROMPTS, LONG_PROMPTS, CALIBRATION_PROMPTS, DEMO, CALIBRATION]
+    assert len({prompt for prompts in purposes for prompt in prompts}) == sum(map(len, purposes))
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    rows = [{"arm": "a", "tokens": 12, "score": 0.125, "reason": "x: y, z", "gone": None}, {"arm": "b", "tokens": 0}]
+    command.write_rows(tmp_path / "rows.csv.gz", rows)
+    back = command.read_rows(tmp_path / "rows.csv.gz")
+    assert back[0] == rows[0]
+    assert (back[1]["tokens"], back[1]["score"]) == (0, None)
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[judging.Row]:
+    return command.read_rows(RESULTS / command.ROWS)
+
+
+def test_the_committed_tables_come_from_the_committed_rows(committed: list[judging.Row]) -> None:
+    metadata = json.loads((RESULTS / command.METADATA).read_text())
+    assert command.summary(committed, metadata) == (RESULTS / command.SUMMARY).read_text()
+
+
+def test_no_honest_variant_was_rejected_and_every_cheat_is_known(committed: list[judging.Row]) -> None:
+    groups = tables.by_arm(committed)
+    assert {name.split(" ")[0] for name in groups} <= VARIANTS.keys() | {"hot", "cached", "second-pass"}
+    for name, rows in groups.items():
+        if rows[0]["kind"] == "honest":
+            assert not judging.caught(rows), name
