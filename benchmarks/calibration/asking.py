@@ -97,8 +97,12 @@ class Asker:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(shots[0].arm.concurrency if shots else 0, len(shots))):
                     group.create_task(work())
-        except* CalibrationError as errors:
-            raise errors.exceptions[0] from None
+        # Not `except*`: what such a clause raises, Python before 3.11.4 wraps in a group again.
+        except ExceptionGroup as errors:
+            found, rest = errors.split(CalibrationError)
+            if rest is not None or found is None:
+                raise
+            raise _first(found) from None
 
     async def _ask(self, shot: Shot) -> Evidence | None:
         for attempt in range(ATTEMPTS):
@@ -184,3 +188,8 @@ def plainly_honest(evidence: Evidence, model: ModelSettings, rendered_prompt: Id
     for check in cpu_checks(evidence, model, rendered_prompt):
         if check.result in (Result.REJECT, Result.WITHHELD) or fitting_runtime(check.reason):
             raise CalibrationError(f"{evidence.backend} does not pass {check.name}: {check.reason}")
+
+
+def _first(group: ExceptionGroup[CalibrationError]) -> CalibrationError:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, ExceptionGroup) else first
