@@ -377,10 +377,7 @@ def test_limits_on_concurrency(backend: FakeBackend, make_rig: Callable[..., Rig
         assert refused.headers["retry-after"] == "1"
         response.read()
     # The slot is free once the server has ended its side, a moment after the client's.
-    deadline = time.monotonic() + 5
-    while (status := rig.chat(stream=True).status_code) == 503 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert status == 200
+    assert 200 in (rig.chat(stream=True).status_code for _ in range(200))
 
 
 def test_a_large_body_holds_up_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
