@@ -114,7 +114,8 @@ def check(
     findings += _billed.findings(evidence)
     text = _delivered.Delivered()
     if sound and spelling is not None:
-        text = _delivered.check(evidence, spelling, _stops(evidence, eos).ids, known=_stops(evidence, eos).known)
+        stops = _stops(evidence, eos)
+        text = _delivered.check(evidence, spelling, stops.ids, known=stops.known)
         findings += text.findings
     metrics: dict[str, float | int | None] = {
         "tokens": len(evidence.output_ids),

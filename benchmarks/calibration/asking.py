@@ -15,11 +15,11 @@ import orjson
 from benchmarks.calibration.errors import CalibrationError
 from benchmarks.calibration.plan import Shot
 from benchmarks.calibration.prompts import messages
+from benchmarks.recordings.asking import evidence_of, headers_for
 from policies.checks import Result
 from policies.evidence import EXCUSED_FAULTS, Evidence, Ids
 from policies.selection import fitting_runtime
 from policies.settings import BackendSettings, ModelSettings
-from proxy.tap.factory import open_tap
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
 from verifier_pool.judge import cpu_checks
@@ -120,9 +120,7 @@ class Asker:
 
     async def _one(self, shot: Shot) -> Evidence:
         prepared = prepare("chat", self._fields(shot), self._model, self._backend, seed=secrets.randbelow(2**62))
-        headers = {"content-type": "application/json"}
-        if self._backend.api_key is not None:
-            headers["authorization"] = f"Bearer {self._backend.api_key.get_secret_value()}"
+        headers = headers_for(self._backend)
         url = self._backend.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
         start = time.monotonic()
         try:
@@ -139,22 +137,7 @@ class Asker:
         return self._read(prepared, raw, kind, time.monotonic() - start)
 
     def _read(self, prepared: Prepared, raw: bytes, kind: str, seconds: float) -> Evidence:
-        backend = self._backend
-        tap = open_tap(prepared, backend.model, status=200, content_type=kind)
-        tap.feed(raw)
-        tap.close()
-        choices = tap.evidence(
-            id=secrets.token_hex(16),
-            backend=backend.name,
-            model=backend.model,
-            runtime=backend.runtime,
-            precision=backend.precision,
-            engine=backend.engine,
-            speculative=backend.speculative,
-            request=prepared.body,
-            created=time.time(),
-            total_seconds=seconds,
-        )
+        choices = evidence_of(prepared, self._backend, raw, status=200, kind=kind, seconds=seconds)
         if len(choices) != 1:
             raise _Failed(f"{len(choices)} choices")
         passing = EXCUSED_FAULTS & set(choices[0].faults)

@@ -101,7 +101,9 @@ def row(arm: Arm, number: int, answer: Answer, profile: Profile | None) -> Row:
     }
     for check in checks:
         found |= _flat(check)
-    found |= {f"lmcv {name}": _lmcv(evidence, replay, name) for name in lmcv.POLICIES}
+    metrics = lmcv.summarise(lmcv.compare(evidence, replay))
+    width = evidence.claim_ids.shape[1] - 1
+    found |= {f"lmcv {name}": lmcv.verdict(metrics, rule, k=width).verdict for name, rule in lmcv.POLICIES.items()}
     for length in LENGTHS:
         if len(evidence.output_ids) >= length:
             found |= {f"{name} @{length}": value for name, value in statistics(evidence, replay, length).items()}
@@ -150,11 +152,6 @@ def _flat(check: Check) -> Row:
     kept = ("score", "p", "n", "tail", *EVIDENCE, "violations", "checked", "losing_far")
     metrics = {f"{check.name} {name}": check.metrics[name] for name in kept if check.metrics.get(name) is not None}
     return {f"{check.name} result": check.result.value, f"{check.name} reason": check.reason} | metrics
-
-
-def _lmcv(evidence: Evidence, replay: Replay, policy: str) -> str:
-    metrics = lmcv.summarise(lmcv.compare(evidence, replay))
-    return lmcv.verdict(metrics, lmcv.POLICIES[policy], k=evidence.claim_ids.shape[1] - 1).verdict
 
 
 def _first(evidence: Evidence, replay: Replay, length: int) -> tuple[Evidence, Replay]:

@@ -16,6 +16,7 @@ from policies.evidence import Endpoint, Evidence
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap.factory import open_tap
 from proxy.tap.prepare import prepare
+from proxy.tap.types import Prepared
 
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -45,17 +46,32 @@ def ask(
     """
     body = orjson.dumps({"model": backend.model, **fields})
     prepared = prepare(endpoint, body, model, backend, seed=secrets.randbelow(2**62) if seed is None else seed)
+    try:
+        status, kind, raw = _post(backend.url, PATHS[endpoint], prepared.body, headers_for(backend), timeout)
+    except (OSError, http.client.HTTPException) as error:
+        raise AskError(f"{backend.name} cannot be reached: {error}") from error
+    choices = evidence_of(prepared, backend, raw, status=status, kind=kind)
+    if status != 200 or not choices:
+        raise AskError(f"{backend.name} answered with status {status} and {len(choices)} choices")
+    return choices
+
+
+def headers_for(backend: BackendSettings) -> dict[str, str]:
+    """Headers of a JSON request to a backend, with its key."""
     headers = {"content-type": "application/json"}
     if backend.api_key is not None:
         headers["authorization"] = f"Bearer {backend.api_key.get_secret_value()}"
-    try:
-        status, kind, raw = _post(backend.url, PATHS[endpoint], prepared.body, headers, timeout)
-    except (OSError, http.client.HTTPException) as error:
-        raise AskError(f"{backend.name} cannot be reached: {error}") from error
+    return headers
+
+
+def evidence_of(
+    prepared: Prepared, backend: BackendSettings, raw: bytes, *, status: int, kind: str, seconds: float | None = None
+) -> list[Evidence]:
+    """What the tap makes of a whole answer's bytes; `kind` is their media type, `seconds` how long they took."""
     tap = open_tap(prepared, backend.model, status=status, content_type=kind)
     tap.feed(raw)
     tap.close()
-    choices = tap.evidence(
+    return tap.evidence(
         id=secrets.token_hex(16),
         backend=backend.name,
         model=backend.model,
@@ -65,10 +81,8 @@ def ask(
         speculative=backend.speculative,
         request=prepared.body,
         created=time.time(),
+        total_seconds=seconds,
     )
-    if status != 200 or not choices:
-        raise AskError(f"{backend.name} answered with status {status} and {len(choices)} choices")
-    return choices
 
 
 def _post(url: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> tuple[int, str, bytes]:
