@@ -163,14 +163,22 @@ def test_completions_are_verified_too(product: Product) -> None:
     ],
 )
 def test_cheats_are_caught(product: Product, cheat: str, verdict: str, check: str, stream: bool) -> None:
+    """At once, except where a calibrated check has to: its bar lies beyond all honest answers of a calibration of 40,
+    and one answer in six of a hidden prompt stays under it. That one is borderline; none may pass."""
     assert cheat in CHEATS
-    id, answer = product.chat(backend=cheat, messages=user(DEMO[5]), stream=stream)
-    assert answer
-    entry = product.verification(id)
-    assert entry["verdict"] == verdict, entry
+    words = []
+    for question in range(5 if check == "distance" else 1):
+        id, answer = product.chat(backend=cheat, messages=user(DEMO[5 + question]), stream=stream)
+        assert answer
+        entry = product.verification(id)
+        assert entry["backend"] == cheat
+        words.append(entry["verdict"])
+        if entry["verdict"] == verdict:
+            break
+    assert words[-1] == verdict, words
+    assert set(words[:-1]) <= {"inconclusive"}, words
     assert check_of(entry, check)["result"] == verdict
     assert entry["reasons"]
-    assert entry["backend"] == cheat
 
 
 def test_only_the_key_that_asked_reads_a_verification(product: Product) -> None:
