@@ -61,11 +61,16 @@ def _plain(value: Any) -> Any:
 
 
 class ClientKey(_Section):
-    """A client key, stored as the SHA-256 of its text (a random key needs no slow hash)."""
+    """A client key, stored as the SHA-256 of its text (a random key needs no slow hash).
+
+    `operator` marks a key of the operator's own traffic: nobody could have chosen its prompts to frame a backend, so
+    it speaks without a cap in a backend's standing, and alone.
+    """
 
     name: str
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     admin: bool = False
+    operator: bool = False
 
 
 class ReferenceSettings(_Section):
@@ -104,6 +109,9 @@ class ModelSettings(_Section):
         eos_token_ids: tokens that end an answer.
         experts: number of experts of a mixture-of-experts model, whose answers must then come with expert ids.
         profile: file with the calibrated null distributions.
+        second_reference, second_profile: another trusted engine with a profile of its own. An answer that speaks
+            against its backend by a calibrated check is replayed there too, and counts in the backend's standing only
+            when it does so there as well.
     """
 
     tokenizer: str | None = None
@@ -114,6 +122,14 @@ class ModelSettings(_Section):
     experts: int | None = Field(None, gt=0)
     profile: str | None = None
     reference: ReferenceSettings | None = None
+    second_reference: ReferenceSettings | None = None
+    second_profile: str | None = None
+
+    @model_validator(mode="after")
+    def _second_is_whole(self) -> ModelSettings:
+        if (self.second_reference is None) != (self.second_profile is None):
+            raise ValueError("second_reference and second_profile come together")
+        return self
 
 
 class BackendSettings(_Section):
@@ -161,11 +177,13 @@ class TimeoutSettings(_Section):
 class VerificationSettings(_Section):
     """How verdicts reach clients. `inline_wait` is in seconds, TTLs too.
 
-    `on_reject: block` turns a rejected answer into a 502, only where it is inline and not streamed.
+    What becomes of a rejected answer, only where it is inline and not streamed: `annotate` delivers it with its
+    verdict, `block` answers 502 instead, `retry` asks another backend, and answers 502 when that one is rejected too or
+    there is none.
     """
 
     mode: Literal["async", "inline"] = "async"
-    on_reject: Literal["annotate", "block"] = "annotate"
+    on_reject: Literal["annotate", "block", "retry"] = "annotate"
     inline_wait: float = Field(30.0, gt=0)
     evidence_ttl: int = Field(3600, gt=0)
     verdict_ttl: int = Field(7 * 86400, gt=0)
@@ -177,13 +195,40 @@ class VerificationSettings(_Section):
 class AuditSettings(_Section):
     """Which generations are replayed. Without a secret a random one is kept in Redis.
 
+    The share follows each backend's standing (`policies.audit.rate`): everything of a new or re-declared backend, less
+    as decided answers accumulate, never under `floor`, and more again with suspicion. A `rate` fixes it for all.
+
     `full` is the share of the audits, as secretly chosen, whose replay also takes the reference's own top 20. Only
     those can pass: the others know no candidate that the claim left out.
     """
 
-    rate: float = Field(1.0, ge=0, le=1)
+    rate: float | None = Field(None, ge=0, le=1)
+    floor: float = Field(0.05, gt=0, le=1)
     full: float = Field(0.25, ge=0, le=1)
     secret: SecretStr | None = None
+
+
+class StandingSettings(_Section):
+    """When a backend is accused, and what it takes to be trusted (`policies.standing`).
+
+    Attributes:
+        alpha: probability at most, over a backend's whole life and however often one looks, that it is accused although
+            it is honest. Calibrated checks add their profile's `delta`.
+        fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
+        key_allowance, key_share: answers that one client key contributes in a day: this many, and this share of all
+            counted. Keys marked `operator` are not limited.
+        trusted_after: decided answers before a backend is trusted.
+        least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
+        suspect_share: part of a suspect's turns that it still gets while others could serve.
+    """
+
+    alpha: float = Field(1e-6, gt=0, le=0.1)
+    fault_rate: float = Field(1e-3, gt=0, le=0.1)
+    key_allowance: int = Field(256, gt=0)
+    key_share: float = Field(0.25, gt=0, le=1)
+    trusted_after: int = Field(200, gt=0)
+    least_coverage: float = Field(0.9, gt=0, le=1)
+    suspect_share: float = Field(0.1, ge=0, le=1)
 
 
 class WebhookSettings(_Section):
@@ -214,6 +259,7 @@ class Settings(_Section):
     timeouts: TimeoutSettings = TimeoutSettings()
     verification: VerificationSettings = VerificationSettings()
     audit: AuditSettings = AuditSettings()
+    standing: StandingSettings = StandingSettings()
     webhook: WebhookSettings | None = None
     max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
     max_line_bytes: int = Field(16 * 1024 * 1024, gt=0)

@@ -20,7 +20,7 @@ backends: [{name: a, url: "http://127.0.0.1:1", model: m}]
 def test_defaults_need_no_file() -> None:
     settings = parse_settings("", {})
     assert settings.verification.mode == "async"
-    assert settings.audit.rate == 1.0
+    assert settings.audit.rate is None
 
 
 def test_an_override_replaces_or_adds_any_key() -> None:
