@@ -44,6 +44,8 @@ from policies.profile import SHORTEST_BAND, Profile, Row, bands, response_name
 from policies.selection import no_race, not_replayable
 
 NAME = "margin"
+FORGED_RATE = _forged.RATE
+"""Bound on the share of an honest backend's answers with `forged` = 1."""
 CAP = 0.5
 """Nats from which a margin counts in full."""
 WINSORISED = 64
