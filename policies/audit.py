@@ -13,8 +13,8 @@ import math
 LEARN = 100
 """Decided generations of a record that are all audited before the rate falls."""
 ALARM = math.log(1000)
-"""Suspicion, as `eprocess.log_suspicion`, at which everything is audited again. P(it is ever that high at a given unit)
-is at most 1/1000 under the null."""
+"""Suspicion, as `eprocess.log_suspicion`, at which everything is audited again. At any given unit of the first
+thousand an honest backend is that suspect with probability at most 1/1000."""
 CALM = math.log(10)
 """Suspicion up to which it does not raise the rate."""
 
@@ -49,13 +49,13 @@ def rate(decided: int, log_suspicion: float, floor: float) -> float:
     """Share of a backend's next generations to audit, in [floor, 1].
 
     Everything until `LEARN` generations were decided, then LEARN/decided, so that the number of audits grows with the
-    logarithm of the traffic; never under `floor`. Suspicion raises it, linearly in its logarithm from `CALM` to `ALARM`.
-    Depends on the past alone.
+    logarithm of the traffic; never under `floor`. Suspicion raises it, linearly in its logarithm, from
+    `CALM` to `ALARM`. Depends on the past alone.
 
     Args:
         decided: generations of this record that could be decided (`policies.coverage`): a backend that leaves its
             answers undecidable is not audited less for it.
-        log_suspicion: log(R_n / n), minus infinity without evidence.
+        log_suspicion: as `eprocess.log_suspicion` has it, minus infinity without evidence.
     """
     learnt = LEARN / max(decided, LEARN)
     alarmed = (log_suspicion - CALM) / (ALARM - CALM)

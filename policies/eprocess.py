@@ -47,6 +47,8 @@ STAKES = {
 STAKE_WEIGHTS = (1, 1, 1, 1, 1, 1, 1, 3)
 """Most on the boldest: a cheat that is always caught must cost few answers."""
 COMPONENTS = len(STAKE_WEIGHTS)
+HORIZON = 1000
+"""Units after which suspicion is no longer measured against the number of all."""
 NOTHING = -math.inf
 """The logarithm of no capital: where M and R begin."""
 
@@ -103,8 +105,12 @@ def log_evidence(log_m: Floats, processes: Sequence[str] = PROCESSES) -> Floats:
 
 
 def log_suspicion(log_r: Floats, n: int) -> Floats:
-    """log(R_n / n), R averaged as the evidence is: its mean under the null is at most 1. Minus infinity before unit 1."""
-    return log_evidence(log_r) - math.log(n) if n else np.full(log_r.shape[:-2], NOTHING)
+    """log(R_n / min(n, HORIZON)), R averaged as the evidence is; minus infinity before unit 1.
+
+    Under the null the mean of R_n/n is at most 1. Beyond the horizon the yardstick stays, so that a change after a
+    hundred thousand units is not noticed later than one after a thousand.
+    """
+    return log_evidence(log_r) - math.log(min(n, HORIZON)) if n else np.full(log_r.shape[:-2], NOTHING)
 
 
 def start(shape: tuple[int, ...] = ()) -> Floats:

@@ -1,0 +1,192 @@
+"""The next record from a record and the units that came since."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from policies import _corroboration, coverage, eprocess
+from policies.eprocess import Floats
+from policies.record import (
+    HALF_LIFE,
+    LAST_ACCUSING,
+    MOST_POINTS,
+    WINDOW,
+    Accusation,
+    Accusing,
+    Coverage,
+    Heard,
+    Left,
+    Record,
+)
+from policies.settings import StandingSettings
+from policies.unit import EXACT, KEY_SHARE, REPEATED, REPLAYED, Unit
+
+_DAY = 86400
+_FORGETS = 0.5 ** (1 / HALF_LIFE)
+_MOST_REASONS = 64
+_MOST_KEYS = 1024
+
+
+class Fold:
+    """Takes units one by one; `record` is where it stands, `remember` what the backend's memory has to learn."""
+
+    def __init__(self, record: Record, seen: AbstractSet[str], rules: StandingSettings) -> None:
+        self.record = record
+        self.remember: list[str] = []
+        self._seen = set(seen)
+        self._rules = rules
+        self._m, self._r = record.m, record.r
+
+    def take(self, units: Iterable[Unit]) -> None:
+        """Count units, in the order of their verdicts."""
+        for unit in units:
+            self.record = msgspec.structs.replace(self.record, coverage=_covered(self.record.coverage, unit))
+            if not unit.outcomes:
+                continue
+            outside = unit.outside or self._outside(unit)
+            if outside:
+                counts = {**self.record.outside, outside: self.record.outside.get(outside, 0) + 1}
+                self.record = msgspec.structs.replace(self.record, outside=counts)
+            else:
+                self._count(unit)
+        self.record = msgspec.structs.replace(
+            self.record,
+            log_m=tuple(self._m.ravel().tolist()),
+            log_r=tuple(self._r.ravel().tolist()),
+        )
+
+    def _outside(self, unit: Unit) -> str:
+        """Why a unit may not speak, from the past alone; counts it with its key where it may."""
+        if unit_name(unit) in self._seen:
+            return REPEATED
+        record, day = self.record, int(unit.at // _DAY)
+        keys, total = (record.day_keys, record.day_total) if day == record.day else ({}, 0)
+        counted = keys.get(unit.key, 0)
+        share = self._rules.key_allowance + self._rules.key_share * total
+        if not unit.operator and (counted >= share or (not counted and len(keys) >= _MOST_KEYS)):
+            return KEY_SHARE
+        self.record = msgspec.structs.replace(
+            record, day=day, day_total=total + 1, day_keys={**keys, unit.key: counted + 1}
+        )
+        return ""
+
+    def _count(self, unit: Unit) -> None:
+        record, rules = self.record, self._rules
+        x, mu0 = eprocess.null_means(unit.outcomes, rules.fault_rate)
+        everything = eprocess.steps(x, mu0)
+        # A prompt that was counted already would say the same again: its answers are not new draws. It still worries.
+        again = prompt_name(unit) in self._seen
+        spoken = {name: found for name, found in unit.outcomes.items() if name in EXACT or not again}
+        new = everything if not again else eprocess.steps(*eprocess.null_means(spoken, rules.fault_rate))
+        n = record.n + 1
+        self._m, _ = eprocess.advance(self._m, self._r, new, n)
+        _, self._r = eprocess.advance(self._m, self._r, everything, n)
+        replayed = {name: found for name, found in spoken.items() if name in REPLAYED}
+        self._learn([unit_name(unit), *([prompt_name(unit)] if replayed else [])])
+        failed = tuple(name for name, (value, _) in unit.outcomes.items() if value > 0)
+        heard, accusing = record.heard, record.accusing
+        if replayed:
+            heard = (*heard, Heard(n, unit.key, unit.operator, replayed))[-WINDOW:]
+        if failed:
+            accusing = (*accusing, Accusing(unit.id, unit.at, failed))[-LAST_ACCUSING:]
+        evidence = float(eprocess.log_evidence(self._m))
+        self.record = msgspec.structs.replace(
+            record,
+            n=n,
+            heard=heard,
+            accusing=accusing,
+            withheld=record.withheld + int(unit.outcomes.get("withheld", (0.0, 0.0))[0] > 0),
+            asked=record.asked + int("withheld" in unit.outcomes),
+            profiles={**record.profiles, unit.profile: unit.delta} if replayed and unit.profile else record.profiles,
+            chart=_charted(record.chart, n, evidence / math.log(10)),
+        )
+        self._accuse(unit.at, evidence)
+
+    def _learn(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._seen:
+                self._seen.add(name)
+                self.remember.append(name)
+
+    def _accuse(self, at: float, evidence: float) -> None:
+        record = self.record
+        if record.accused is not None or evidence < needed(record.number, self._rules.alpha):
+            return
+        found = accusation(record, self._m, at, self._rules)
+        if found is not None:
+            self.record = msgspec.structs.replace(record, accused=found)
+
+
+def budget(number: int, alpha: float) -> float:
+    """α_k of a backend's k-th life, α/(k(k+1)): all lives together spend at most α."""
+    return alpha / (number * (number + 1))
+
+
+def needed(number: int, alpha: float) -> float:
+    """Logarithm of the evidence that accuses in the k-th life."""
+    return -math.log(budget(number, alpha))
+
+
+def level(record: Record, alpha: float, basis: str) -> float:
+    """Bound on the probability that an honest backend is accused: α_k, plus the δ of profiles where they took part."""
+    errors = sum(record.profiles.values()) if basis == "replayed" else 0.0
+    return min(1.0, budget(record.number, alpha) + errors)
+
+
+def accusation(record: Record, log_m: Floats, at: float, rules: StandingSettings) -> Accusation | None:
+    """The accusation that the evidence carries, if it does: by exact checks alone, or corroborated."""
+    enough = needed(record.number, rules.alpha)
+    exact = float(eprocess.log_evidence(log_m, EXACT))
+    if exact >= enough:
+        return _accusation(record, at, "exact", exact, rules)
+    without_two, operators = _corroboration.log_evidence(record.heard, exact, rules.fault_rate)
+    found = max(without_two, operators)
+    return _accusation(record, at, "replayed", found, rules) if found >= enough else None
+
+
+def _accusation(record: Record, at: float, basis: str, evidence: float, rules: StandingSettings) -> Accusation:
+    return Accusation(at, record.n, basis, evidence / math.log(10), level(record, rules.alpha, basis))
+
+
+def unit_name(unit: Unit) -> str:
+    """Under which name the backend's memory knows the unit."""
+    return f"u:{unit.unit}"
+
+
+def prompt_name(unit: Unit) -> str:
+    """Under which name it knows its prompt."""
+    return f"p:{unit.prompt}"
+
+
+def _covered(known: Coverage, unit: Unit) -> Coverage:
+    decided = not unit.undecided
+    left = known.left
+    if not decided:
+        code = unit.undecided if unit.undecided in left or len(left) < _MOST_REASONS else "other"
+        before = left.get(code, Left(0, 0, unit.blame))
+        left = {**left, code: Left(before.generations + 1, before.tokens + unit.tokens, unit.blame)}
+    excused = not decided and unit.blame != coverage.BACKEND
+    return Coverage(
+        generations=known.generations + 1,
+        tokens=known.tokens + unit.tokens,
+        decided=known.decided + decided,
+        decided_tokens=known.decided_tokens + (unit.tokens if decided else 0),
+        audited=known.audited + unit.audited,
+        replayed=known.replayed + unit.replayed,
+        left=left,
+        recent_served=known.recent_served * _FORGETS + unit.tokens,
+        recent_decided=known.recent_decided * _FORGETS + (unit.tokens if decided else 0),
+        recent_excused=known.recent_excused * _FORGETS + (unit.tokens if excused else 0),
+    )
+
+
+def _charted(chart: tuple[tuple[int, float], ...], n: int, log10: float) -> tuple[tuple[int, float], ...]:
+    """The chart with one more point; when it is full, every second of the older half goes."""
+    if len(chart) >= MOST_POINTS:
+        half = len(chart) // 2
+        chart = (*chart[:half:2], *chart[half:])
+    return (*chart, (n, round(log10, 3)))

@@ -1,0 +1,87 @@
+"""Which state a record is in, and what it takes to leave it."""
+
+from __future__ import annotations
+
+import math
+
+from policies import _corroboration, _folding
+from policies.audit import ALARM, CALM
+from policies.record import QUARANTINED, SUSPECT, TRIAL, TRUSTED, Record
+from policies.settings import StandingSettings
+
+REPLAYED_SHARE = 4
+"""One in this many of the decided generations that trust takes must have been judged by a replay."""
+
+
+def decide(record: Record, rules: StandingSettings) -> tuple[str, tuple[str, ...]]:
+    """The state and, in plain words, why.
+
+    An accusation or the operator's hand quarantines, and only the operator ends that. A worry makes a suspect, and so
+    does whatever a trusted backend no longer fulfils. Otherwise it is trusted once nothing is lacking.
+    """
+    if record.held:
+        return QUARANTINED, (f"by hand: {record.held}",)
+    if record.accused is not None:
+        return QUARANTINED, (_accused(record),)
+    worries = _worries(record, rules)
+    lacking = _lacking(record, rules)
+    if worries or (lacking and record.trusted_once):
+        return SUSPECT, (*worries, *lacking)
+    return (TRIAL, lacking) if lacking else (TRUSTED, (_trust(record),))
+
+
+def _worries(record: Record, rules: StandingSettings) -> tuple[str, ...]:
+    """What speaks against it without sufficing. A suspect is let go later than it was made one."""
+    found = []
+    if record.change:
+        found.append(f"it does not run its declared runtime: {record.change}")
+    enough = _folding.needed(record.number, rules.alpha)
+    was = record.state == SUSPECT
+    evidence = record.log_evidence
+    if evidence >= enough:
+        found.append(_uncorroborated(record))
+    elif evidence >= enough / (4 if was else 2):
+        found.append(f"evidence against it is {_power(evidence)} of {_power(enough)}")
+    if record.log_suspicion >= (CALM if was else ALARM):
+        found.append(f"recent answers speak against it (suspicion {_power(record.log_suspicion)})")
+    return tuple(found)
+
+
+def _lacking(record: Record, rules: StandingSettings) -> tuple[str, ...]:
+    """What keeps it from being trusted."""
+    covered, found = record.coverage, []
+    if record.declaration.get("speculative"):
+        found.append("speculative decoding is declared, so its sampling cannot be checked exactly")
+    if covered.decided < rules.trusted_after:
+        found.append(f"{covered.decided} of {rules.trusted_after} answers decided")
+    replays = math.ceil(rules.trusted_after / REPLAYED_SHARE)
+    if covered.replayed < replays:
+        found.append(f"{covered.replayed} of {replays} answers judged by a replay")
+    if covered.recent is not None and covered.recent < rules.least_coverage:
+        found.append(f"only {covered.recent:.0%} of what could be decided was, {rules.least_coverage:.0%} is needed")
+    if record.withheld > rules.fault_rate * record.asked:
+        share = f"{rules.fault_rate:.1%} are allowed"
+        found.append(f"evidence is missing from {record.withheld} of {record.asked} answers, {share}")
+    return tuple(found)
+
+
+def _accused(record: Record) -> str:
+    accused = record.accused
+    assert accused is not None
+    checks = "exact checks" if accused.basis == "exact" else "replays, corroborated"
+    return f"accused by {checks}: evidence 10^{accused.log10:.1f} at unit {accused.n}, level {accused.level:.1e}"
+
+
+def _uncorroborated(record: Record) -> str:
+    keys = _corroboration.speakers(record.heard)
+    who = {0: "no client key", 1: "one client key", 2: "two client keys"}.get(keys, f"{keys} client keys")
+    return f"evidence suffices, but rests on what {who} asked: it must stand without any two of them"
+
+
+def _trust(record: Record) -> str:
+    covered = record.coverage
+    return f"{covered.decided} answers decided, {covered.replayed} of them by a replay"
+
+
+def _power(log: float) -> str:
+    return "0" if log == -math.inf else f"10^{log / math.log(10):.1f}"

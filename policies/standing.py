@@ -1,0 +1,257 @@
+"""Standing: what a backend's answers amount to, and when they accuse it.
+
+Only standing accuses a backend, at a chance of being wrong that the operator sets. A record gathers units of evidence
+(`policies.unit`) into e-processes (`policies.eprocess`). In its k-th life a backend is accused once the evidence reaches
+1/α_k with α_k = α/(k(k+1)), Σ α_k ≤ α: an honest backend is accused with probability at most α in all its lives
+together, however often one looks (Ville). Where calibrated checks took part, the δ of their profiles is added, and the
+evidence must stand without any two client keys' answers, or by the operator's own alone (`policies._corroboration`).
+
+What counts, of the null hypothesis's point of view, is chosen before the answer is seen: a unit stays outside when its
+seed was the client's, when its replay was chosen for what the answer said, when it was counted already, and when its
+client key had its share of the day. A prompt that was replayed before counts for the exact checks only.
+
+States: `trial` (too little is known), `trusted`, `suspect` (something speaks against it and does not suffice, or it no
+longer earns trust), `quarantined` (accused, or by hand; only the operator ends it).
+
+Values in, values out: `fold` makes the next record, `events` says what happened between two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from policies import _folding, _states, audit
+from policies.record import LONGEST_TRAIL, QUARANTINED, SUSPECT, TRIAL, TRUSTED, Entry, Record, pack, unpack
+from policies.settings import AuditSettings, StandingSettings
+from policies.unit import Unit
+
+__all__ = [
+    "QUARANTINED",
+    "SUSPECT",
+    "TRIAL",
+    "TRUSTED",
+    "Event",
+    "Folded",
+    "Record",
+    "audit_rate",
+    "events",
+    "fold",
+    "names",
+    "new",
+    "next_number",
+    "note_change",
+    "override",
+    "pack",
+    "summary",
+    "unpack",
+]
+
+SYSTEM = "countersign"
+ACTIONS = ("quarantine", "pardon", "release")
+_SAID = {TRUSTED: "backend.trusted", SUSPECT: "backend.suspect", QUARANTINED: "backend.quarantined"}
+_LN10 = math.log(10)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A record after some units, and the names that the backend's memory has to learn."""
+
+    record: Record
+    remember: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a backend: `backend.trusted`, `.suspect`, `.quarantined`, `.recovered` (it left
+    suspicion or quarantine), `.redeclared`, `.runtime_changed`."""
+
+    type: str
+    data: dict[str, Any]
+
+
+def new(backend: str, declaration: Mapping[str, str], number: int, now: float) -> Record:
+    """A record that knows nothing. `number` counts the backend's lives (`next_number`), `now` is Unix seconds."""
+    if number < 1:
+        raise ValueError("lives are counted from 1")
+    record = Record(backend, dict(declaration), number, began=now, since=now)
+    return _entered(record, now, SYSTEM, "declare", "first seen" if number == 1 else "declared anew", TRIAL)
+
+
+def next_number(records: Iterable[Record]) -> int:
+    """The number of the next life of the backend that these are all records of."""
+    return max((record.number for record in records), default=0) + 1
+
+
+def names(units: Iterable[Unit]) -> list[str]:
+    """Under which names a backend's memory would know these units and their prompts."""
+    return [name for unit in units for name in (_folding.unit_name(unit), _folding.prompt_name(unit))]
+
+
+def fold(record: Record, units: Iterable[Unit], seen: AbstractSet[str], rules: StandingSettings) -> Folded:
+    """Count units of this record's backend and declaration, in the order of their verdicts, and decide its state.
+
+    `seen` holds those of their `names` that the backend's memory knows. The result depends on how units are grouped
+    into calls only in when a state other than quarantine is looked at: evidence is compared after every unit.
+    """
+    units = list(units)
+    folding = _folding.Fold(record, seen, rules)
+    folding.take(units)
+    now = max((unit.at for unit in units), default=record.since)
+    return Folded(_decided(folding.record, rules, now), folding.remember)
+
+
+def note_change(record: Record, reason: str | None, now: float, rules: StandingSettings) -> Record:
+    """The declaration is contradicted (`reason` in plain words), or no longer is (None)."""
+    if (reason or "") == record.change:
+        return record
+    return _decided(msgspec.structs.replace(record, change=reason or ""), rules, now)
+
+
+def override(
+    record: Record, action: str, *, by: str, why: str, now: float, rules: StandingSettings, number: int | None = None
+) -> Record:
+    """What the operator decides, entered into the audit trail.
+
+    `quarantine` takes the backend out by hand; `release` ends that, whatever the evidence then says counting again;
+    `pardon` begins a new life: evidence starts again, with the next share of the budget.
+
+    Args:
+        number: for a pardon, the backend's `next_number`.
+
+    Raises:
+        ValueError: the action does not apply, or says not by whom and why.
+    """
+    if not by.strip() or not why.strip():
+        raise ValueError("say who decides and why")
+    before = record.state
+    if action == "quarantine":
+        if record.held:
+            raise ValueError("it is quarantined by hand already")
+        record = msgspec.structs.replace(record, held=why)
+    elif action == "release":
+        if not record.held:
+            raise ValueError("it is not quarantined by hand")
+        record = msgspec.structs.replace(record, held="")
+    elif action == "pardon":
+        if number is None or number <= record.number:
+            raise ValueError("a pardon begins a life of a higher number")
+        fresh = Record(record.backend, record.declaration, number, began=now, since=now, trail=record.trail)
+        record = msgspec.structs.replace(fresh, change=record.change, heard=())
+    else:
+        raise ValueError(f"{action!r} is none of {', '.join(ACTIONS)}")
+    state, reasons = _states.decide(record, rules)
+    record = msgspec.structs.replace(record, state=state, reasons=reasons, since=now)
+    return _entered(record, now, by, action, why, before)
+
+
+def events(before: Record | None, after: Record) -> list[Event]:
+    """What happened between two records of one backend and declaration; `before` is None for a new one."""
+    found: list[str] = []
+    if before is None and after.number > 1:
+        found.append("backend.redeclared")
+    if after.change and (before is None or before.change != after.change):
+        found.append("backend.runtime_changed")
+    was = before.state if before is not None else TRIAL
+    if was != after.state:
+        left = was in (SUSPECT, QUARANTINED) and after.state in (TRIAL, TRUSTED)
+        found.append("backend.recovered" if left else _SAID.get(after.state, "backend.recovered"))
+    return [Event(kind, _told(was, after)) for kind in found]
+
+
+def audit_rate(record: Record, rules: AuditSettings) -> float:
+    """Share of its next generations to audit: the fixed one where the settings have one, else `audit.rate`."""
+    if rules.rate is not None:
+        return rules.rate
+    return 1.0 if record.change else audit.rate(record.coverage.decided, record.log_suspicion, rules.floor)
+
+
+def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> dict[str, Any]:
+    """Everything there is to show of a record, as JSON has words for it: logarithms to base 10, null for none."""
+    covered, accused = record.coverage, record.accused
+    basis = accused.basis if accused is not None else "replayed"
+    return {
+        "object": "standing",
+        "backend": record.backend,
+        "declaration": record.declaration,
+        "name": record.name,
+        "life": record.number,
+        "state": record.state,
+        "since": record.since,
+        "began": record.began,
+        "reasons": list(record.reasons),
+        "evidence": {
+            "log10": _log10(record.log_evidence),
+            "needed_log10": _log10(_folding.needed(record.number, rules.alpha)),
+            "alpha": rules.alpha,
+            "budget": _folding.budget(record.number, rules.alpha),
+            "delta": sum(record.profiles.values()),
+            "level": accused.level if accused is not None else _folding.level(record, rules.alpha, basis),
+            "accused": msgspec.to_builtins(accused),
+        },
+        "suspicion_log10": _log10(record.log_suspicion),
+        "audit_rate": audit_rate(record, audits),
+        "units": {"counted": record.n, "outside": record.outside, "withheld": record.withheld},
+        "coverage": {
+            "generations": covered.generations,
+            "served": covered.tokens,
+            "decided": covered.decided_tokens,
+            "ratio": covered.ratio,
+            "recent": covered.recent,
+            "audited": covered.audited,
+            "replayed": covered.replayed,
+            "by_reason": {code: _left(found) for code, found in _most_first(covered.left)},
+        },
+        "accusing": [msgspec.to_builtins(found) for found in reversed(record.accusing)],
+        "keys": {"counted_today": dict(record.day_keys), "day": record.day, "total": record.day_total},
+        "chart": [list(point) for point in record.chart],
+        "trail": [msgspec.to_builtins(entry) for entry in record.trail],
+    }
+
+
+def _decided(record: Record, rules: StandingSettings, now: float) -> Record:
+    state, reasons = _states.decide(record, rules)
+    before = record.state
+    if state == before:
+        return msgspec.structs.replace(record, reasons=reasons)
+    trusted = record.trusted_once or state == TRUSTED
+    record = msgspec.structs.replace(record, state=state, reasons=reasons, since=now, trusted_once=trusted)
+    return _entered(record, now, SYSTEM, state, "; ".join(reasons), before)
+
+
+def _entered(record: Record, at: float, by: str, action: str, why: str, before: str) -> Record:
+    entry = Entry(at, by, action, why, before, record.state)
+    return msgspec.structs.replace(record, trail=(*record.trail, entry)[-LONGEST_TRAIL:])
+
+
+def _told(was: str, after: Record) -> dict[str, Any]:
+    return {
+        "backend": after.backend,
+        "model": after.declaration.get("model", ""),
+        "declaration": after.declaration,
+        "life": after.number,
+        "before": was,
+        "state": after.state,
+        "at": after.since,
+        "reasons": list(after.reasons),
+        "evidence_log10": _log10(after.log_evidence),
+        "level": after.accused.level if after.accused is not None else None,
+        "accusing": [found.id for found in reversed(after.accusing)],
+    }
+
+
+def _left(found: Any) -> dict[str, Any]:
+    return {"generations": found.generations, "tokens": found.tokens, "blame": found.blame}
+
+
+def _most_first(left: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(left.items(), key=lambda item: (-item[1].tokens, -item[1].generations, item[0]))
+
+
+def _log10(value: float) -> float | None:
+    return None if value == -math.inf else round(value / _LN10, 4)
