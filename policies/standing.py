@@ -1,10 +1,11 @@
 """Standing: what a backend's answers amount to, and when they accuse it.
 
 Only standing accuses a backend, at a chance of being wrong that the operator sets. A record gathers units of evidence
-(`policies.unit`) into e-processes (`policies.eprocess`). In its k-th life a backend is accused once the evidence reaches
-1/α_k with α_k = α/(k(k+1)), Σ α_k ≤ α: an honest backend is accused with probability at most α in all its lives
-together, however often one looks (Ville). Where calibrated checks took part, the δ of their profiles is added, and the
-evidence must stand without any two client keys' answers, or by the operator's own alone (`policies._corroboration`).
+(`policies.unit`) into e-processes (`policies.eprocess`). In its k-th life a backend is accused once the evidence
+reaches 1/α_k with α_k = α/(k(k+1)), Σ α_k ≤ α: an honest backend is accused with probability at most α in all its
+lives together, however often one looks (Ville). Where calibrated checks took part, the δ of their profiles is added,
+and the evidence must stand without any two client keys' answers, or by the operator's own alone
+(`policies._corroboration`).
 
 What counts, of the null hypothesis's point of view, is chosen before the answer is seen: a unit stays outside when its
 seed was the client's, when its replay was chosen for what the answer said, when it was counted already, and when its
