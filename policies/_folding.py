@@ -60,19 +60,17 @@ class Fold:
         )
 
     def _outside(self, unit: Unit) -> str:
-        """Why a unit may not speak, from the past alone; counts it with its key where it may."""
+        """Why a unit may not speak, from the past and its secret draw; notes that its key was heard."""
         if unit_name(unit) in self._seen:
             return REPEATED
         record, day = self.record, int(unit.at // _DAY)
         keys, total = (record.day_keys, record.day_total) if day == record.day else ({}, 0)
-        counted = keys.get(unit.key, 0)
-        share = self._rules.key_allowance + self._rules.key_share * total
-        if not unit.operator and (counted >= share or (not counted and len(keys) >= _MOST_KEYS)):
-            return KEY_SHARE
-        self.record = msgspec.structs.replace(
-            record, day=day, day_total=total + 1, day_keys={**keys, unit.key: counted + 1}
-        )
-        return ""
+        own = keys.get(unit.key, 0)
+        if own or len(keys) < _MOST_KEYS:
+            keys = {**keys, unit.key: own + 1}
+        self.record = msgspec.structs.replace(record, day=day, day_total=total + 1, day_keys=keys)
+        may = unit.operator or unit.draw < key_chance(own, total - own, self._rules)
+        return "" if may else KEY_SHARE
 
     def _count(self, unit: Unit) -> None:
         record, rules = self.record, self._rules
@@ -119,6 +117,19 @@ class Fold:
         found = accusation(record, self._m, at, self._rules)
         if found is not None:
             self.record = msgspec.structs.replace(record, accused=found)
+
+
+def key_chance(own: int, others: int, rules: StandingSettings) -> float:
+    """Chance that a unit of a client key is counted, after `own` of its units and `others` of other keys that day.
+
+    Certain within the allowance. Beyond it such that the key makes up `key_share` of what is counted, but never less
+    than that share of its own units: where one client is nearly all of the traffic, a backend must not be able to cheat
+    it unseen.
+    """
+    if own < rules.key_allowance or rules.key_share == 1:
+        return 1.0
+    even = rules.key_share / (1 - rules.key_share) * others / own
+    return max(rules.key_share, min(1.0, even))
 
 
 def budget(number: int, alpha: float) -> float:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 
 from policies import _corroboration, _folding
+from policies._tails import binomial_tail
 from policies.audit import ALARM, CALM
 from policies.record import QUARANTINED, SUSPECT, TRIAL, TRUSTED, Record
 from policies.settings import StandingSettings
 
 REPLAYED_SHARE = 4
 """One in this many of the decided generations that trust takes must have been judged by a replay."""
+SLACK = 0.05
+"""Coverage by which a trusted backend may fall short before it is a suspect."""
+FAULTS_LEVEL = 1e-3
+"""Probability under which so much missing evidence is no accident."""
 
 
 def decide(record: Record, rules: StandingSettings) -> tuple[str, tuple[str, ...]]:
@@ -57,12 +62,21 @@ def _lacking(record: Record, rules: StandingSettings) -> tuple[str, ...]:
     replays = math.ceil(rules.trusted_after / REPLAYED_SHARE)
     if covered.replayed < replays:
         found.append(f"{covered.replayed} of {replays} answers judged by a replay")
-    if covered.recent is not None and covered.recent < rules.least_coverage:
+    least = rules.least_coverage - (SLACK if record.state == TRUSTED else 0.0)
+    if covered.recent is not None and covered.recent < least:
         found.append(f"only {covered.recent:.0%} of what could be decided was, {rules.least_coverage:.0%} is needed")
-    if record.withheld > rules.fault_rate * record.asked:
+    if _withholds(record, rules.fault_rate):
         share = f"{rules.fault_rate:.1%} are allowed"
         found.append(f"evidence is missing from {record.withheld} of {record.asked} answers, {share}")
     return tuple(found)
+
+
+def _withholds(record: Record, fault_rate: float) -> bool:
+    """To become trusted a backend may not have left out more than the stated rate allows. It loses that trust when
+    what is missing is no longer explained by chance at that rate."""
+    if not record.trusted_once:
+        return record.withheld > fault_rate * record.asked
+    return binomial_tail(record.asked, fault_rate, record.withheld) <= FAULTS_LEVEL
 
 
 def _accused(record: Record) -> str:

@@ -116,7 +116,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         withheld, asked: units with missing evidence, of how many.
         heard: the last `WINDOW` counted units that had a replay.
         profiles: calibration error δ of every profile that took part, by name.
-        day, day_total, day_keys: units counted in the current day (days since 1970), by client key.
+        day, day_total, day_keys: units of the current day (days since 1970), in all and by client key.
         trusted_once: it has been trusted in this life.
         held: the operator's reason for a quarantine by hand. `change`: what contradicts the declaration.
     """

@@ -215,8 +215,8 @@ class StandingSettings(_Section):
         alpha: probability at most, over a backend's whole life and however often one looks, that it is accused although
             it is honest. Calibrated checks add their profile's `delta`.
         fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
-        key_allowance, key_share: answers that one client key contributes in a day: this many, and this share of all
-            counted. Keys marked `operator` are not limited.
+        key_allowance, key_share: what one client key contributes in a day: this many answers, then this share of all
+            that count, or this share of its own where that is more. Keys marked `operator` are not limited.
         trusted_after: decided answers before a backend is trusted.
         least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
         suspect_share: part of a suspect's turns that it still gets while others could serve.

@@ -54,7 +54,8 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             (`policies.coverage`).
         outcomes: by process, (x, mu0); mu0 is 0 where the null is a rate and not a profile's.
         profile, delta: name and calibration error of the profile that `outcomes` rest on.
-        outside: why it stays outside the evidence, or nothing.
+        outside: why it stays outside the evidence, or nothing. `draw`: uniform in [0, 1), secret; decides whether a
+            key that has had its allowance of the day is counted once more.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     profile: str = ""
     delta: float = 0.0
     outside: str = ""
+    draw: float = 0.0
 
 
 def of_response(
@@ -121,6 +123,7 @@ def of_response(
         profile=profile,
         delta=delta,
         outside=outside or (EXTRA_REPLAY if extra_replay else ""),
+        draw=int(digest(secret, f"draw/{first.id}".encode()), 16) / 2**64,
     )
 
 
