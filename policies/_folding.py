@@ -63,7 +63,8 @@ class Fold:
         """Why a unit may not speak, from the past and its secret draw; notes that its key was heard."""
         if unit_name(unit) in self._seen:
             return REPEATED
-        record, day = self.record, int(unit.at // _DAY)
+        record = self.record
+        day = max(int(unit.at // _DAY), record.day)
         keys, total = (record.day_keys, record.day_total) if day == record.day else ({}, 0)
         own = keys.get(unit.key, 0)
         if own or len(keys) < _MOST_KEYS:

@@ -1,0 +1,67 @@
+"""Evidence without any two client keys."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import _corroboration, eprocess
+from policies.record import Heard
+from policies.unit import REPLAYED
+
+RATE = 1e-3
+MU0 = 0.05
+NOTHING = -math.inf
+
+
+def heard(n: int, key: str, x: float, operator: bool = False) -> Heard:
+    return Heard(n, key, operator, {"distance": (x, MU0), "margin": (0.0, MU0)})
+
+
+def plainly(units: list[Heard], left_out: tuple[str, ...]) -> float:
+    """The evidence with some keys' units silent, one unit after the other."""
+    log_m = eprocess.start()
+    for unit in units:
+        outcomes = {} if unit.key in left_out else unit.outcomes
+        log_m, _ = eprocess.advance(log_m, log_m, eprocess.steps(*eprocess.null_means(outcomes, RATE)), unit.n)
+    return float(eprocess.log_evidence(log_m, REPLAYED))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=25))
+def test_it_is_the_least_over_all_pairs_of_keys(drawn: list[tuple[int, bool]]) -> None:
+    units = [heard(n, f"k{key}", float(bad)) for n, (key, bad) in enumerate(drawn, 1)]
+    found, _ = _corroboration.log_evidence(units, NOTHING, RATE)
+    failing = {unit.key for unit in units if unit.outcomes["distance"][0]}
+    if len(failing) < 3:
+        assert found == NOTHING
+        return
+    keys = {unit.key for unit in units}
+    assert found == pytest.approx(min(plainly(units, pair) for pair in combinations(keys, 2)))
+
+
+def test_the_operators_units_speak_alone() -> None:
+    units = [heard(n, f"k{n % 2}", 1.0, operator=n % 2 == 0) for n in range(1, 21)]
+    without_two, operators = _corroboration.log_evidence(units, NOTHING, RATE)
+    assert without_two == NOTHING
+    assert operators > math.log(1e6)
+
+
+def test_exact_evidence_counts_with_it() -> None:
+    assert _corroboration.log_evidence([], 3.0, RATE) == (3.0, 3.0)
+    without_two, operators = _corroboration.log_evidence([heard(1, "a", 1.0)], 3.0, RATE)
+    assert without_two == 3.0
+    assert operators == pytest.approx(3.0, abs=0.05)
+
+
+def test_many_keys_are_answered_in_time_and_only_failing_ones_count() -> None:
+    random = np.random.default_rng(0)
+    units = [heard(n, f"k{n % 200}", float(random.random() < 0.5)) for n in range(1, 257)]
+    found, _ = _corroboration.log_evidence(units, NOTHING, RATE)
+    assert found > math.log(1e6)
+    assert _corroboration.speakers(units) <= 200
