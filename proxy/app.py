@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from policies.settings import Settings
 from proxy.api import errors, routes
+from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
-from proxy.relay.exchange import PATHS
 from proxy.services import Drain, Services, check_addresses, load_tokenizers
 
 

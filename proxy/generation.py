@@ -19,7 +19,8 @@ INTERNAL_ERROR = "internal_error"
 class Generation:
     """One response on its way through the proxy, and what will be said of it.
 
-    `recorded` turns false when the intent could not be written; such a response stays unverified.
+    `recorded` turns false when the intent could not be written; such a response stays unverified. `declaration` is what
+    its backend is declared to run (`policies.unit.declaration_of`). `operator` marks the operator's own traffic.
     Times are Unix seconds.
     """
 
@@ -30,8 +31,22 @@ class Generation:
     mode: str
     stream: bool
     backend: str = ""
+    declaration: dict[str, str] = field(default_factory=dict)
+    operator: bool = False
     created: float = field(default_factory=time.time)
     recorded: bool = True
+
+    def again(self, id: str) -> Generation:
+        """Another generation for the same request."""
+        return Generation(
+            id=id,
+            owner=self.owner,
+            endpoint=self.endpoint,
+            model=self.model,
+            mode=self.mode,
+            stream=self.stream,
+            operator=self.operator,
+        )
 
     def intent(self) -> dict[str, Any]:
         """What is written before the request goes up."""
@@ -39,6 +54,8 @@ class Generation:
             "id": self.id,
             "owner": self.owner,
             "backend": self.backend,
+            "declaration": self.declaration,
+            "operator": self.operator,
             "model": self.model,
             "endpoint": self.endpoint,
             "created": self.created,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined,import-not-found,unused-ignore]
+from opentelemetry.metrics import CallbackOptions, Observation  # type: ignore[attr-defined,import-not-found,unused-ignore]
 from opentelemetry.sdk.metrics import MeterProvider  # type: ignore[attr-defined,import-not-found,unused-ignore]
 from opentelemetry.sdk.resources import Resource  # type: ignore[attr-defined,import-not-found,unused-ignore]
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from policies.record import STATES
+from proxy.backends.pool import Backend
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _FAST = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -19,21 +26,24 @@ class Metrics:
     requests                 relayed requests by model, backend and the status the client got
     in_flight                requests being served
     verdicts                 verdicts on this process's generations, by word and backend
-    unrecorded               generations whose evidence could not be queued, by reason
+    unrecorded               generations whose evidence could not be queued, by reason and backend
+    retried                  rejected answers for which another backend was asked, by model and backend
     overhead                 seconds the proxy itself took: all but waiting for backend, client and verdict
     inline_wait              seconds a client waited for its inline verdict
     first_token, duration    seconds until the first byte and the last, under OpenTelemetry's GenAI names
+
+    What is thought of backends (`watch`) is on a page of its own: whoever knows its audit rate knows when to cheat.
     """
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
-        self._provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
-        meter = self._provider.get_meter("countersign")
+        self._registry, self._private = CollectorRegistry(), CollectorRegistry()
+        self._providers = [_provider(self._registry), _provider(self._private)]
+        meter = self._providers[0].get_meter("countersign")
         self.requests = meter.create_counter("countersign.requests", "1", "Relayed requests")
         self.in_flight = meter.create_up_down_counter("countersign.in_flight", "1", "Requests being served")
         self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
         self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
+        self.retried = meter.create_counter("countersign.retried", "1", "Rejected answers asked for again elsewhere")
         self.overhead = meter.create_histogram(
             "countersign.overhead.duration",
             "s",
@@ -59,10 +69,36 @@ class Metrics:
             explicit_bucket_boundaries_advisory=_DURATION,
         )
 
-    def page(self) -> bytes:
-        """The Prometheus text page."""
-        return generate_latest(self._registry)
+    def watch(self, backends: Sequence[Backend]) -> None:
+        """Show the standing of these backends, as it is whenever somebody looks."""
+
+        def states(_: CallbackOptions) -> Iterable[Observation]:
+            for backend in backends:
+                for state in STATES:
+                    yield Observation(int(backend.standing.state == state), _labels(backend) | {"state": state})
+
+        def rates(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(backend.standing.audit_rate, _labels(backend)) for backend in backends]
+
+        meter = self._providers[1].get_meter("countersign")
+        meter.create_observable_gauge("countersign.backend.state", [states], description="1 for the backend's state")
+        meter.create_observable_gauge("countersign.backend.audit_rate", [rates], description="Share that is replayed")
+
+    def page(self, *, private: bool = False) -> bytes:
+        """The Prometheus text page; with `private` also what is thought of backends."""
+        public = generate_latest(self._registry)
+        return public + generate_latest(self._private) if private else public
 
     def close(self) -> None:
         """Let go of the meters."""
-        self._provider.shutdown()
+        for provider in self._providers:
+            provider.shutdown()
+
+
+def _provider(registry: CollectorRegistry) -> MeterProvider:
+    reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+    return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
+
+
+def _labels(backend: Backend) -> dict[str, Any]:
+    return {"backend": backend.name, "model": backend.settings.model}

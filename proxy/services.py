@@ -14,6 +14,7 @@ from policies.errors import SettingsError
 from policies.settings import Settings
 from proxy.api.auth import Keys
 from proxy.backends.pool import Backends
+from proxy.backends.standings import Standings
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
@@ -39,6 +40,7 @@ class Services:
     settings: Settings
     keys: Keys
     backends: Backends
+    standings: Standings
     transport: Transport
     outage: Outage
     store: Store
@@ -52,14 +54,17 @@ class Services:
         cls, settings: Settings, redis_url: str, tokenizers: Mapping[str, TokenStrings], drain: Drain
     ) -> Services:
         """Make every part and start those that run on their own; needs a running event loop."""
-        outage, metrics = Outage(), Metrics()
+        outage, metrics, backends = Outage(), Metrics(), Backends(settings)
+        store = Store(redis_url, settings.verification, outage, metrics, lambda: drain.draining)
+        metrics.watch(backends.all)
         services = cls(
             settings=settings,
             keys=Keys(settings.keys),
-            backends=Backends(settings),
+            backends=backends,
+            standings=Standings(store, backends),
             transport=AiohttpTransport(settings.timeouts),
             outage=outage,
-            store=Store(redis_url, settings.verification, outage, metrics, lambda: drain.draining),
+            store=store,
             recorder=Recorder(redis_url, settings, outage, metrics),
             metrics=metrics,
             tokenizers=tokenizers,
@@ -67,11 +72,13 @@ class Services:
         )
         services.recorder.start()
         await services.store.start()
+        await services.standings.start()
         return services
 
     async def stop(self) -> None:
         """Record what is still to be recorded, then let go of everything."""
         await asyncio.to_thread(self.recorder.stop)
+        await self.standings.close()
         await self.store.close()
         await self.transport.close()
         self.metrics.close()

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, cast
 
 import orjson
 from redis.asyncio import Redis
@@ -22,7 +22,7 @@ from policies.settings import VerificationSettings
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
-from verifier_pool.queue import OPEN, VERDICTS, intent_key, verdict_key
+from verifier_pool.queue import OPEN, STANDINGS, VERDICTS, intent_key, verdict_key
 
 PATIENCE = 1.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
@@ -97,6 +97,11 @@ class Store:
     async def intent(self, id: str) -> dict[str, Any] | None:
         """What was written before the request went up. Raises StoreUnavailable."""
         return await self._document(intent_key(id))
+
+    async def standings(self, fields: Sequence[str]) -> list[bytes | None]:
+        """Those fields of the `standings` hash. Raises StoreUnavailable."""
+        async with self._asking():
+            return cast("list[bytes | None]", await self._redis.hmget(STANDINGS, list(fields)))
 
     async def wait(self, id: str, seconds: float, *, through_drain: bool = True) -> dict[str, Any] | None:
         """The verification as soon as there is one; None when the time is over, or the proxy drains and the

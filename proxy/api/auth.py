@@ -17,10 +17,11 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An authenticated client. `owner` is the SHA-256 (hex) of its key."""
+    """An authenticated client. `owner` is the SHA-256 (hex) of its key; `operator` says that it is the operator."""
 
     owner: str
     admin: bool
+    operator: bool = False
 
 
 class Keys:
@@ -39,11 +40,11 @@ class Keys:
         if not self._keys:
             if not is_loopback(peer[0] if peer else "") or any(name in headers for name in _FORWARDED):
                 raise AuthenticationFailed(_REFUSED)
-            return Client(digest, admin=True)
+            return Client(digest, admin=True, operator=True)
         key = self._keys.get(digest)
         if not hmac.compare_digest(key.sha256 if key else "0" * 64, digest) or key is None:
             raise AuthenticationFailed(_REFUSED)
-        return Client(digest, key.admin)
+        return Client(digest, key.admin, key.operator)
 
 
 def is_loopback(host: str) -> bool:

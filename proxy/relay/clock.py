@@ -17,20 +17,30 @@ T = TypeVar("T")
 class Clock:
     """Counts the seconds spent waiting for others; the rest of the total is ours.
 
-    `first_token` and `total` are seconds after the request went up, None before.
+    `first_token` and `total` are seconds after the request went up (the last time), None before. The total time-out
+    counts from the first time: asking another backend gives a request no second one.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
         self._timeouts = timeouts
         self._began = time.monotonic()
+        self._over: float | None = None
         self._up: float | None = None
         self._first: float | None = None
         self._last: float | None = None
         self.waited = 0.0
 
     def went_up(self) -> None:
-        """The request goes to a backend now; the time-outs count from here."""
+        """The request goes to a backend now; the time-outs for its first byte and between reads count from here."""
         self._up = time.monotonic()
+        self._first = self._last = None
+        if self._over is None:
+            self._over = self._up + self._timeouts.total
+
+    @property
+    def left(self) -> float:
+        """Seconds until the total time-out."""
+        return self._timeouts.total if self._over is None else self._over - time.monotonic()
 
     @property
     def elapsed(self) -> float:
@@ -63,10 +73,11 @@ class Clock:
     async def reading(self, what: Awaitable[bytes], deadline: asyncio.Timeout) -> bytes:
         """One read from the backend; moves the deadline to when this read must be over, and away afterwards."""
         assert self._up is not None
+        assert self._over is not None
         start = time.monotonic()
         wait = self._up + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
         loop_offset = asyncio.get_running_loop().time() - start
-        deadline.reschedule(min(wait, self._up + self._timeouts.total) + loop_offset)
+        deadline.reschedule(min(wait, self._over) + loop_offset)
         data = await what
         deadline.reschedule(None)
         self._last = time.monotonic()

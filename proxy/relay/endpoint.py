@@ -77,8 +77,9 @@ class RelayEndpoint:
             model=model,
             mode=mode,
             stream=False,
+            operator=client.operator,
         )
-        return Exchange(services, generation, body, headers, candidates, send)
+        return Exchange(services, generation, body, headers, candidates, send, hinted=hint is not None)
 
 
 def _mode(headers: Mapping[bytes, bytes], default: str) -> str:

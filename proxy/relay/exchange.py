@@ -1,37 +1,34 @@
-"""One request's way: to a backend, back to the client, and its evidence to the recorder."""
+"""One request's way: a generation, and a second one where the policy is not to deliver a rejected answer."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Send
 
-from policies.errors import ApiError, BackendUnavailable
+from policies.errors import ApiError, BackendUnavailable, VerificationFailed
 from proxy.backends.pool import Backend
-from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
-from proxy.relay import headers as names
+from proxy.generation import Generation
+from proxy.relay.attempt import Attempt
 from proxy.relay.clock import Clock
 from proxy.relay.record import Record
 from proxy.relay.reply import Reply
-from proxy.relay.transport import UpstreamRequest, UpstreamResponse
 from proxy.services import Services
-from proxy.tap.prepare import prepare
-from proxy.tap.types import Prepared
 
 logger = logging.getLogger(__name__)
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 _CLIENT_LEFT_STATUS = 499
-_LARGE = 256 * 1024
 
 
 class Exchange:
-    """An admitted request. `run` serves it; whatever happens, it leaves a record."""
+    """An admitted request. `run` serves it.
+
+    With the policy `retry` a rejected answer is thrown away and one other backend is asked, as a generation of its own:
+    each has its id, its seed, its evidence and its verdict, and the total time-out holds for both together.
+    """
 
     def __init__(
         self,
@@ -39,78 +36,84 @@ class Exchange:
         generation: Generation,
         body: bytes,
         headers: Mapping[bytes, bytes],
-        candidates: list[Backend],
+        candidates: Sequence[Backend],
         send: Send,
+        *,
+        hinted: bool,
     ) -> None:
         self._services = services
-        self._generation = generation
         self._body = body
         self._headers = headers
         self._candidates = candidates
-        self._seed = secrets.randbelow(2**62)
+        self._send = send
+        self._hinted = hinted
         self._clock = Clock(services.settings.timeouts)
-        self._record = Record(services, generation, self._clock)
-        self.reply = Reply(services, self._record, self._clock, headers, send)
+        self._retried: str | None = None
+        self._attempt = self._begin(generation)
+
+    @property
+    def reply(self) -> Reply:
+        """The answer on its way to the client."""
+        return self._attempt.reply
 
     async def run(self) -> None:
         """Serve the request. Cancelled when the client leaves; then nothing is awaited any more."""
         try:
-            await self._relay()
+            await self._serve()
         except ApiError as error:
-            self._record.unchecked(NO_ANSWER)
             await self.reply.fail(error)
-        except asyncio.CancelledError:
-            self._record.leave(CLIENT_LEFT)
-            raise
         except Exception:
-            logger.exception("a request broke the proxy", extra={"id": self._generation.id})
-            self._record.unchecked(INTERNAL_ERROR)
+            logger.exception("a request broke the proxy", extra={"id": self._attempt.generation.id})
             await self.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
         finally:
-            self._services.store.served(self._generation.id)
             self._account()
 
-    async def _relay(self) -> None:
-        """Ask one backend after the other until one can be reached; after that there is no second try."""
-        failure = BackendUnavailable("every backend of this model is at its limit; try again soon")
-        for backend in self._candidates:
-            if backend.full:
-                continue
-            with backend.serving():
-                prepared = await self._prepare(backend)
-                await self._record.open(backend.settings, prepared)
-                try:
-                    response = await self._reach(backend, prepared)
-                except BackendUnavailable as error:
-                    backend.unreachable()
-                    failure = error
-                    continue
-                backend.reached()
-                try:
-                    await self.reply.relay(response, prepared)
-                finally:
-                    response.close()
-                return
-        raise failure
+    async def _serve(self) -> None:
+        try:
+            await self._attempt.run(self._candidates, hinted=self._hinted)
+        except VerificationFailed:
+            if self._services.settings.verification.on_reject != "retry":
+                raise
+            await self._again()
 
-    async def _prepare(self, backend: Backend) -> Prepared:
-        model = self._services.settings.models[self._generation.model]
-        work = partial(prepare, self._generation.endpoint, self._body, model, backend.settings, seed=self._seed)
-        # Megabytes of JSON take a second to read, in which nobody else's stream may stand still.
-        return await asyncio.to_thread(work) if len(self._body) > _LARGE else work()
+    async def _again(self) -> None:
+        """The answer was rejected: ask one other backend. Raises VerificationFailed, which names the verifications."""
+        first = self._attempt
+        id = first.generation.id
+        alone = VerificationFailed(f"the answer was rejected by its verification {id}, and no other backend took over")
+        others = self._others(first.asked)
+        if not others or self._clock.left <= 0:
+            raise alone
+        self._retried = id
+        self._attempt = self._begin(first.generation.again(secrets.token_hex(16)))
+        if first.asked is not None:
+            self._services.metrics.retried.add(1, {"model": first.generation.model, "backend": first.asked.name})
+        try:
+            await self._attempt.run(others, hinted=False)
+        except BackendUnavailable as error:
+            self._attempt, self._retried = first, None
+            raise alone from error
+        except VerificationFailed as error:
+            both = f"{id} and {self._attempt.generation.id}"
+            raise VerificationFailed(f"two backends' answers were rejected by their verifications {both}") from error
 
-    async def _reach(self, backend: Backend, prepared: Prepared) -> UpstreamResponse:
-        request = UpstreamRequest(
-            url=backend.base_url + PATHS[self._generation.endpoint],
-            headers=names.upstream_headers(self._headers, backend.settings.api_key, prepared.upstream_stream),
-            body=prepared.body,
-        )
-        self._clock.went_up()
-        async with self._clock.patience(self._services.settings.timeouts.first_byte):
-            return await self._clock.waiting(self._services.transport.send(request))
+    def _others(self, asked: Backend | None) -> list[Backend]:
+        """Whom else to ask; nobody where an admin wanted that very backend."""
+        if self._hinted:
+            return []
+        try:
+            return self._services.backends.candidates(self._attempt.generation.model, without=asked)
+        except ApiError:
+            return []
+
+    def _begin(self, generation: Generation) -> Attempt:
+        services, clock = self._services, self._clock
+        record = Record(services, generation, clock)
+        reply = Reply(services, record, clock, self._headers, self._send, retried=self._retried)
+        return Attempt(services, generation, self._body, self._headers, clock, reply)
 
     def _account(self) -> None:
-        generation, metrics, clock = self._generation, self._services.metrics, self._clock
+        generation, metrics, clock = self._attempt.generation, self._services.metrics, self._clock
         status = self.reply.status if self.reply.delivered else _CLIENT_LEFT_STATUS
         backend = generation.backend or "none"
         metrics.requests.add(1, {"model": generation.model, "backend": backend, "status": status})
@@ -130,5 +133,6 @@ class Exchange:
                 "seconds": round(clock.elapsed, 4),
                 "added": round(clock.overhead, 5),
                 "recorded": generation.recorded,
-            },
+            }
+            | ({"retried": self._retried} if self._retried else {}),
         )

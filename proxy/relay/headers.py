@@ -12,6 +12,7 @@ MODE = b"x-countersign-mode"
 BACKEND = b"x-countersign-backend"
 VERDICT = b"x-countersign-verdict"
 REASON = b"x-countersign-reason"
+RETRIED = b"x-countersign-retried"
 REQUEST_ID = b"x-request-id"
 
 # A backend is told nothing about a client that it does not need, so going up is by permission only.

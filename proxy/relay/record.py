@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.errors import StoreUnavailable
 from policies.settings import BackendSettings
+from policies.unit import declaration_of
 from proxy.generation import STORE_UNAVAILABLE, Generation
 from proxy.relay.clock import Clock
 from proxy.services import Services
@@ -30,7 +31,7 @@ class Record:
     async def open(self, backend: BackendSettings, prepared: Prepared) -> None:
         """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
         self._backend, self._prepared = backend, prepared
-        self.generation.backend = backend.name
+        self.generation.backend, self.generation.declaration = backend.name, declaration_of(backend)
         self.generation.stream = prepared.asked.stream
         self.opened = True
         try:

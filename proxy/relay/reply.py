@@ -33,16 +33,25 @@ class Reply:
     """Writes one answer to the client.
 
     `status` is what the client got, 0 before that; `delivered` is true once nothing more will be sent, after
-    which a client that leaves is not one that left early.
+    which a client that leaves is not one that left early. `retried` is the id of the rejected answer that this one
+    takes the place of.
     """
 
     def __init__(
-        self, services: Services, record: Record, clock: Clock, headers: Mapping[bytes, bytes], send: Send
+        self,
+        services: Services,
+        record: Record,
+        clock: Clock,
+        headers: Mapping[bytes, bytes],
+        send: Send,
+        *,
+        retried: str | None = None,
     ) -> None:
         self.status = 0
         self.delivered = False
+        self.record = record
         self._services = services
-        self._record = record
+        self._retried = retried
         self._generation = record.generation
         self._clock = clock
         self._headers = headers
@@ -50,7 +59,7 @@ class Reply:
         self._decoder: Decoder = Identity()
 
     async def relay(self, response: UpstreamResponse, prepared: Prepared) -> None:
-        """Pass a backend's answer on. Raises ApiError as long as nothing was sent."""
+        """Pass a backend's answer on. Raises ApiError as long as nothing was sent, VerificationFailed among them."""
         if not (200 <= response.status < 300 or 400 <= response.status < 600):
             raise UpstreamFailed(f"the backend answered with status {response.status}")
         self._decoder = decoder_for(names.first(response.headers, b"content-encoding"))
@@ -73,7 +82,7 @@ class Reply:
             return
         self.status = error.status
         self.delivered = True
-        await answer_error(self._send, error, self._our_headers([]) if self._record.opened else [])
+        await answer_error(self._send, error, self._our_headers([]) if self.record.opened else [])
 
     async def _stream(self, response: UpstreamResponse, tap: Tap) -> None:
         await self._start(response.status, names.client_headers(response.headers))
@@ -85,7 +94,7 @@ class Reply:
     async def _restream(self, response: UpstreamResponse, tap: Tap, content_type: str) -> None:
         body, error = await self._gather(response, tap, _MAX_ANSWER)
         if error is not None:
-            self._record.evidence()
+            self.record.evidence()
             raise error
         headers = [item for item in names.client_headers(response.headers) if item[0] != b"content-type"]
         await self._start(response.status, [*headers, (b"content-type", content_type.encode())])
@@ -93,7 +102,7 @@ class Reply:
 
     async def _end_stream(self, tap: Tap, last: bytes, *, broken: bool) -> None:
         """What is left of a stream; the inline verdict goes before the terminal frame."""
-        self._record.evidence()
+        self.record.evidence()
         if self._generation.mode == "inline" and not broken and not tap.failed:
             if last:
                 await self._write(last)
@@ -102,14 +111,14 @@ class Reply:
 
     async def _whole(self, response: UpstreamResponse, tap: Tap) -> None:
         body, error = await self._gather(response, tap, _MAX_ANSWER)
-        self._record.evidence()
+        self.record.evidence()
         if error is not None:
             raise error
         marks: list[tuple[bytes, bytes]] = []
         if self._generation.mode == "inline":
             verification = await self._verdict()
             word = verification["verdict"]
-            if word == "reject" and self._services.settings.verification.on_reject == "block":
+            if word == "reject" and self._services.settings.verification.on_reject != "annotate":
                 raise VerificationFailed(f"the answer was rejected by its verification {self._generation.id}")
             marks.append((names.VERDICT, str(word or verification["status"]).encode()))
             body = inline.add_verdict(body, public(verification)) or body
@@ -118,10 +127,10 @@ class Reply:
     async def _error(self, response: UpstreamResponse, tap: Tap) -> None:
         body, error = await self._gather(response, tap, _MAX_ERROR)
         if response.status >= 500:
-            self._record.evidence()
+            self.record.evidence()
         if error is not None:
             raise error
-        self._record.unchecked(NO_ANSWER)
+        self.record.unchecked(NO_ANSWER)
         await self._finish(response, body, [])
 
     async def _gather(self, response: UpstreamResponse, tap: Tap, limit: int) -> tuple[bytes, ApiError | None]:
@@ -138,7 +147,7 @@ class Reply:
 
     async def _pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
         """Feed the tap until the answer is over; returns what broke it, if something did."""
-        clock, record, decoder = self._clock, self._record, self._decoder
+        clock, record, decoder = self._clock, self.record, self._decoder
         try:
             async with clock.patience() as deadline:
                 while data := await clock.reading(response.read(), deadline):
@@ -179,12 +188,14 @@ class Reply:
             max_line_bytes=self._services.settings.max_line_bytes,
             max_body_bytes=_MAX_ANSWER,
         )
-        self._record.listen(tap)
+        self.record.listen(tap)
         return tap
 
     def _our_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The given ones and ours: id, request id, and a mark when the answer cannot be verified."""
+        """The given ones and ours: id, request id, and a mark when the answer cannot be verified or was retried."""
         ours = [(names.ID, self._generation.id.encode())]
+        if self._retried is not None:
+            ours.append((names.RETRIED, self._retried.encode()))
         if not self._generation.recorded:
             ours += [(names.VERDICT, b"unverified"), (names.REASON, STORE_UNAVAILABLE.encode())]
         theirs = names.request_id(self._headers)

@@ -230,7 +230,7 @@ def test_logs_hold_no_content(make_rig: Callable[..., Rig], monkeypatch: pytest.
             rig.recorded(response.headers["x-countersign-id"])
         rig.http.post("/v1/chat/completions", content=b'{"canary-broken', headers=headers)
         rig.chat(headers={"authorization": "Bearer canary-key"})
-        monkeypatch.setattr("proxy.relay.exchange.prepare", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr("proxy.relay.attempt.prepare", lambda *_, **__: 1 / 0)
         with contextlib.suppress(httpx.HTTPError):
             assert rig.chat(headers=headers, messages=[{"content": "canary-prompt"}]).status_code == 500
     finally:

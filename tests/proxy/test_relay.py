@@ -388,7 +388,7 @@ def test_a_large_body_holds_up_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch)
         assert done.wait(5)
         return prepare(*arguments, **options)
 
-    monkeypatch.setattr("proxy.relay.exchange.prepare", slow)
+    monkeypatch.setattr("proxy.relay.attempt.prepare", slow)
     rig.backend.script = [wire.whole(wire.BODY)]
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(rig.chat, padding="x" * 300_000)
