@@ -9,58 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
+from policies._sections import Section, read_tree
 from policies.errors import SettingsError
 
-PREFIX = "COUNTERSIGN_"
 
-
-class _Override(str):
-    """Text of an environment variable whose setting decides how to read it."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_overrides(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {name: cls._read_override(str(name), value) for name, value in values.items()}
-
-    @classmethod
-    def _read_override(cls, name: str, value: Any) -> Any:
-        field = cls.model_fields.get(name)
-        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        # A key such as 0123 would come back from YAML as another number.
-        is_text = str in kinds or SecretStr in kinds
-        if isinstance(value, _Override):
-            return str(value) if is_text else yaml.safe_load(value)
-        is_section = any(isinstance(kind, type) and issubclass(kind, _Section) for kind in _within(kinds))
-        return value if is_section else _plain(value)
-
-
-def _within(kinds: tuple[Any, ...]) -> list[Any]:
-    return [inner for kind in kinds for inner in (kind, *get_args(kind))]
-
-
-def _plain(value: Any) -> Any:
-    """A tree of settings with every override in it read as YAML."""
-    if isinstance(value, _Override):
-        return yaml.safe_load(value)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
-
-
-class ClientKey(_Section):
+class ClientKey(Section):
     """A client key, stored as the SHA-256 of its text (a random key needs no slow hash).
 
     `operator` marks a key of the operator's own traffic: nobody could have chosen its prompts to frame a backend, so
@@ -73,7 +30,7 @@ class ClientKey(_Section):
     operator: bool = False
 
 
-class ReferenceSettings(_Section):
+class ReferenceSettings(Section):
     """The trusted engine that replays.
 
     `vllm_engine` runs in the worker and needs `path`; `vllm_http` asks the server at `url`.
@@ -97,7 +54,7 @@ class ReferenceSettings(_Section):
         return self
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """One model the proxy offers, as the operator declares it.
 
     Attributes:
@@ -132,7 +89,7 @@ class ModelSettings(_Section):
         return self
 
 
-class BackendSettings(_Section):
+class BackendSettings(Section):
     """One untrusted server and what it is declared to run.
 
     Attributes:
@@ -165,7 +122,7 @@ class BackendSettings(_Section):
     max_concurrency: int = Field(0, ge=0)
 
 
-class TimeoutSettings(_Section):
+class TimeoutSettings(Section):
     """Seconds. `first_byte` counts from the request going up, `idle` between two reads."""
 
     connect: float = Field(5.0, gt=0)
@@ -174,7 +131,7 @@ class TimeoutSettings(_Section):
     total: float = Field(3600.0, gt=0)
 
 
-class VerificationSettings(_Section):
+class VerificationSettings(Section):
     """How verdicts reach clients. `inline_wait` is in seconds, TTLs too.
 
     What becomes of a rejected answer, only where it is inline and not streamed: `annotate` delivers it with its
@@ -192,7 +149,7 @@ class VerificationSettings(_Section):
     job_timeout: int = Field(300, gt=0)
 
 
-class AuditSettings(_Section):
+class AuditSettings(Section):
     """Which generations are replayed. Without a secret a random one is kept in Redis.
 
     The share follows each backend's standing (`policies.audit.rate`): everything of a new or re-declared backend, less
@@ -208,7 +165,7 @@ class AuditSettings(_Section):
     secret: SecretStr | None = None
 
 
-class StandingSettings(_Section):
+class StandingSettings(Section):
     """When a backend is accused, and what it takes to be trusted (`policies.standing`).
 
     Attributes:
@@ -231,7 +188,7 @@ class StandingSettings(_Section):
     suspect_share: float = Field(0.1, ge=0, le=1)
 
 
-class WebhookSettings(_Section):
+class WebhookSettings(Section):
     """Where verdicts are sent, and the secret that signs them (`whsec_` and base64)."""
 
     url: Annotated[str, Field(pattern=r"^https?://")]
@@ -240,7 +197,7 @@ class WebhookSettings(_Section):
     retries: tuple[int, ...] = (5, 300, 1800, 7200)
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything an operator can set.
 
     Attributes:
@@ -289,57 +246,13 @@ def hash_key(key: str | bytes) -> str:
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
     """Settings from YAML text and overrides. Raises SettingsError, which names the key."""
-    try:
-        tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise SettingsError("countersign.yaml", _yaml_problem(error)) from error
-    if not isinstance(tree, dict):
-        raise SettingsError("countersign.yaml", "expected a mapping of settings")
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
-            _check_yaml(name, environ[name])
-            _override(tree, name, environ[name])
+    tree = read_tree(text, environ)
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "countersign.yaml"
         raise SettingsError(key, first["msg"]) from error
-
-
-def _check_yaml(name: str, value: str) -> None:
-    try:
-        yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise SettingsError(name, _yaml_problem(error)) from error
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the line itself, which may hold a secret."""
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return f"not valid YAML{where}"
-
-
-def _override(tree: dict[str, Any], name: str, value: str) -> None:
-    path = name[len(PREFIX) :].lower().split("__")
-    node: Any = tree
-    for depth, part in enumerate(path):
-        key = _key_of(node, part, name)
-        if depth == len(path) - 1:
-            node[key] = _Override(value)
-            return
-        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
-            node[key] = {}
-        node = node[key]
-
-
-def _key_of(node: Any, part: str, name: str) -> str | int:
-    if isinstance(node, list):
-        if not part.isdigit() or int(part) >= len(node):
-            raise SettingsError(name, f"{part!r} is not a position in a list of {len(node)}")
-        return int(part)
-    return next((key for key in node if str(key).lower() == part), part)
 
 
 def store_url(settings: Settings, environ: Mapping[str, str]) -> str:
