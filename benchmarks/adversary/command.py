@@ -11,6 +11,8 @@ from aiohttp import web
 from benchmarks.adversary import registry
 from benchmarks.adversary.base import Setup
 from benchmarks.adversary.servers import Site
+from benchmarks.adversary.spoofs import Spoofer
+from benchmarks.adversary.turncoat import GoodThenBad
 from policies.errors import CountersignError
 
 USAGE = """\
@@ -54,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime", default="", help="name of the sampling noise, as backends.X.runtime declares it")
     parser.add_argument("--eos", type=int, action="append", default=[], metavar="ID", help="a token that ends answers")
     parser.add_argument("--good", type=int, default=10, metavar="N", help="honest answers before good-then-bad turns")
+    parser.add_argument(
+        "--then",
+        choices=sorted(set(registry.ATTACKS) - {GoodThenBad.name}),
+        default=Spoofer.name,
+        metavar="NAME",
+        help="what good-then-bad turns into (default: %(default)s)",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     return parser
@@ -64,7 +73,9 @@ def serve(argv: Sequence[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     attack = registry.ATTACKS[arguments.name]
-    if attack.scores and attack.generates == "cheap" and not arguments.truth:
+    turncoat = attack is GoodThenBad
+    cheat = registry.ATTACKS[arguments.then] if turncoat else attack
+    if cheat.scores and cheat.generates == "cheap" and not arguments.truth:
         parser.error(f"{attack.name} needs --truth")
     key = os.environ.get("COUNTERSIGN_ATTACK_KEY")
     setup = Setup(
@@ -76,7 +87,8 @@ def serve(argv: Sequence[str]) -> int:
     )
     print(f"{attack.name} on http://{arguments.host}:{arguments.port}, in front of {arguments.upstream}", flush=True)
     try:
-        web.run_app(attack(setup).app(), host=arguments.host, port=arguments.port, print=None, access_log=None)
+        running = GoodThenBad(setup, cheat) if turncoat else attack(setup)
+        web.run_app(running.app(), host=arguments.host, port=arguments.port, print=None, access_log=None)
     except OSError as error:
         raise AttackError(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}") from error
     return 0

@@ -10,18 +10,18 @@ from benchmarks.adversary.spoofs import Spoofer
 
 
 class GoodThenBad(Cheat):
-    """Relays the true server for the first answers, then turns into a spoofer."""
+    """Relays the true server for the first answers, then turns into another cheat, a spoofer unless told which."""
 
     name = "good-then-bad"
-    about = "honest for its first answers, then a spoofer"
+    about = "honest for its first answers, then a spoofer, or whatever `--then` names"
     generates = "cheap"
     scores = True
     caught_by = ("selection", "margin")
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, bad: type[Cheat] = Spoofer) -> None:
         super().__init__(setup)
         self._good = Honest(Setup(setup.truth or setup.upstream))
-        self._bad = Spoofer(setup)
+        self._bad = bad(setup)
         self._left = setup.good
 
     def join(self, session: ClientSession) -> None:
