@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("proxy.serve", "run the proxy"),
     "worker": ("verifier_pool.worker", "run a verifier worker"),
     "calibrate": ("benchmarks.calibration.command", "measure a profile on a trusted backend"),
+    "standing": ("verifier_pool.standing_command", "what is known about each backend; quarantine or pardon one"),
     "profile": ("verifier_pool.profile_command", "make keys; show, sign and check profiles"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),

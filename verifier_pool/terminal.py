@@ -17,6 +17,7 @@ HEIGHT = 9
 
 _ASCII = str.maketrans({"•": "*", "┄": "-", "┤": "|", "│": "|", "└": "+", "─": "-", "…": "~"})
 _GUTTER = 2
+_LEAST = 16
 _LARGEST = 999_999.0
 
 
@@ -67,32 +68,44 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
     return [*lines, line] if line.strip() else lines or [""]
 
 
-def table(rows: Sequence[Sequence[str]], width: int, *, right: Sequence[int] = (), indent: str = "  ") -> list[str]:
+def table(
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    right: Sequence[int] = (),
+    spare: Sequence[int] = (),
+    indent: str = "  ",
+) -> list[str]:
     """Rows, the first of them headings, as aligned columns; the last column is cut to what `width` leaves.
 
-    Where even that is too wide, columns are left out, from the right but never the first.
+    Where the last would get too little, columns are left out: those that are `spare`, in that order, then from the
+    right, but never the first.
 
     Args:
         rows: of equal length, printable.
         right: columns aligned to the right.
     """
-    for kept in range(len(rows[0]) if rows else 0, 0, -1):
-        taken = [max(columns(row[at]) for row in rows) for at in range(kept)]
-        before = columns(indent) + sum(taken[:-1]) + _GUTTER * (kept - 1)
-        least = columns(rows[0][kept - 1])
-        if before + min(taken[-1], max(least, 12)) <= width or kept == 1:
-            taken[-1] = max(min(taken[-1], width - before), 0)
-            return [indent + _row(row, taken, right) for row in rows]
-    return []
+    if not rows:
+        return []
+    shown = list(range(len(rows[0])))
+    leave = [*spare, *(at for at in reversed(shown) if at not in spare and at)]
+    while True:
+        taken = [max(columns(row[at]) for row in rows) for at in shown]
+        before = columns(indent) + sum(taken[:-1]) + _GUTTER * (len(shown) - 1)
+        if before + min(taken[-1], _LEAST) <= width or len(shown) == 1:
+            break
+        shown.remove(leave.pop(0))
+    taken[-1] = max(min(taken[-1], width - before), 0)
+    return [fit(indent, width) + _row([row[at] for at in shown], taken, [at in right for at in shown]) for row in rows]
 
 
-def _row(row: Sequence[str], taken: Sequence[int], right: Sequence[int]) -> str:
-    cells = []
-    for at, width in enumerate(taken):
-        cell = fit(row[at], width)
+def _row(cells: Sequence[str], taken: Sequence[int], right: Sequence[bool]) -> str:
+    padded = []
+    for text, width, rightwards in zip(cells, taken, right, strict=True):
+        cell = fit(text, width)
         space = " " * (width - columns(cell))
-        cells.append(space + cell if at in right else cell + space)
-    return (" " * _GUTTER).join(cells).rstrip()
+        padded.append(space + cell if rightwards else cell + space)
+    return (" " * _GUTTER).join(padded).rstrip()
 
 
 def number(log10: float | None) -> str:
@@ -126,11 +139,12 @@ def chart(points: Sequence[Sequence[float | None]], needed: float, width: int) -
     known = sorted(filter(None, map(_known, points)))
     if width < NARROWEST or not known or not 0 < needed < math.inf:
         return []
-    top = max(needed, min(max(value for _, value in known), 2 * needed))
-    bottom = min(0.0, max(min(value for _, value in known), -needed))
+    lowest, highest = min(value for _, value in known), max(value for _, value in known)
+    bottom, top = min(0.0, max(lowest, -needed)), max(needed, min(highest, 2 * needed))
     scale = (HEIGHT - 1) / (top - bottom)
     line, one = round((needed - bottom) * scale), round(-bottom * scale)
-    labels = {one: "1", 0: number(bottom), HEIGHT - 1: number(top), line: number(needed)}
+    lower, upper = "<" * (lowest < bottom), ">" * (highest > top)
+    labels = {one: "1", 0: lower + number(bottom), HEIGHT - 1: upper + number(top), line: number(needed)}
     margin = max(map(len, labels.values()))
     rows = [[" "] * (width - margin - 2) for _ in range(HEIGHT)]
     rows[line] = ["┄"] * len(rows[line])

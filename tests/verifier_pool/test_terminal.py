@@ -54,7 +54,7 @@ def test_charts_of_nothing_of_much_and_of_thousands() -> None:
     assert late == len("1e6 ┤")
 
     far = terminal.chart([(1, 0.0), (2, 304.0)], 6, 60)
-    assert far[0].startswith("1e12 ┤")
+    assert far[0].startswith(">1e12 ┤")
     assert "•" in far[0]
     assert terminal.chart([(1, 0.0), (2, math.inf)], 6, 60) == far
 
@@ -106,14 +106,19 @@ def test_hostile_names_are_spelt_out() -> None:
     assert terminal.fit("模型模型", 5) == "模型…"
 
 
-@given(st.lists(st.tuples(PRINTABLE, PRINTABLE, PRINTABLE), min_size=1, max_size=5), st.integers(0, 120))
-def test_tables_keep_their_width(rows: list[tuple[str, str, str]], width: int) -> None:
-    lines = terminal.table(rows, width, right=(1,))
+@given(
+    st.lists(st.tuples(PRINTABLE, PRINTABLE, PRINTABLE), min_size=1, max_size=5),
+    st.integers(0, 120),
+    st.lists(st.sampled_from([1, 2]), unique=True),
+)
+def test_tables_keep_their_width(rows: list[tuple[str, str, str]], width: int, spare: list[int]) -> None:
+    lines = terminal.table(rows, width, right=(1,), spare=spare)
     assert len(lines) == len(rows)
-    assert all(terminal.columns(line) <= max(width, 2) for line in lines)
+    assert all(terminal.columns(line) <= width for line in lines)
 
 
 def test_a_table_leaves_out_what_does_not_fit() -> None:
     rows = [("name", "count", "reason"), ("a", "12", "words and more words and more words")]
-    assert terminal.table(rows, 30, right=(1,)) == ["  name  count  reason", "  a        12  words and more…"]
-    assert terminal.table(rows, 20, right=(1,)) == ["  name  count", "  a        12"]
+    assert terminal.table(rows, 31, right=(1,)) == ["  name  count  reason", "  a        12  words and more …"]
+    assert terminal.table(rows, 24, right=(1,)) == ["  name  count", "  a        12"]
+    assert terminal.table(rows, 24, right=(1,), spare=(1,)) == ["  name  reason", "  a     words and more …"]
