@@ -35,6 +35,7 @@ class Setup:
         runtime: name of the sampling noise of both, for cheats that compute it.
         eos: ids that end an answer.
         good: honest answers before `good-then-bad` turns.
+        share: of answers in which `sometimes` cheats.
     """
 
     upstream: Site
@@ -42,6 +43,7 @@ class Setup:
     runtime: str = ""
     eos: tuple[int, ...] = ()
     good: int = 10
+    share: float = 0.1
 
 
 class Cheat:

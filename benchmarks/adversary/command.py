@@ -11,8 +11,7 @@ from aiohttp import web
 from benchmarks.adversary import registry
 from benchmarks.adversary.base import Setup
 from benchmarks.adversary.servers import Site
-from benchmarks.adversary.spoofs import Spoofer
-from benchmarks.adversary.turncoat import GoodThenBad
+from benchmarks.adversary.turncoat import Wavering
 from policies.errors import CountersignError
 
 USAGE = """\
@@ -56,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime", default="", help="name of the sampling noise, as backends.X.runtime declares it")
     parser.add_argument("--eos", type=int, action="append", default=[], metavar="ID", help="a token that ends answers")
     parser.add_argument("--good", type=int, default=10, metavar="N", help="honest answers before good-then-bad turns")
+    parser.add_argument("--share", type=float, default=0.1, metavar="S", help="of answers in which sometimes cheats")
     parser.add_argument(
         "--then",
-        choices=sorted(set(registry.ATTACKS) - {GoodThenBad.name}),
-        default=Spoofer.name,
+        choices=sorted(name for name, attack in registry.ATTACKS.items() if not issubclass(attack, Wavering)),
         metavar="NAME",
-        help="what good-then-bad turns into (default: %(default)s)",
+        help="what good-then-bad turns into (default: spoofer), or sometimes does (default: no-logprobs)",
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
@@ -73,8 +72,9 @@ def serve(argv: Sequence[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     attack = registry.ATTACKS[arguments.name]
-    turncoat = attack is GoodThenBad
-    cheat = registry.ATTACKS[arguments.then] if turncoat else attack
+    if arguments.then and not issubclass(attack, Wavering):
+        parser.error(f"--then is for good-then-bad and sometimes, not for {attack.name}")
+    cheat = registry.ATTACKS[arguments.then] if arguments.then else attack
     if cheat.scores and cheat.generates == "cheap" and not arguments.truth:
         parser.error(f"{attack.name} needs --truth")
     key = os.environ.get("COUNTERSIGN_ATTACK_KEY")
@@ -84,10 +84,11 @@ def serve(argv: Sequence[str]) -> int:
         arguments.runtime,
         tuple(arguments.eos),
         arguments.good,
+        arguments.share,
     )
     print(f"{attack.name} on http://{arguments.host}:{arguments.port}, in front of {arguments.upstream}", flush=True)
     try:
-        running = GoodThenBad(setup, cheat) if turncoat else attack(setup)
+        running = attack(setup, cheat) if arguments.then and issubclass(attack, Wavering) else attack(setup)
         web.run_app(running.app(), host=arguments.host, port=arguments.port, print=None, access_log=None)
     except OSError as error:
         raise AttackError(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}") from error

@@ -53,6 +53,7 @@ ATTACKS: dict[str, type[Cheat]] = {
         withheld.BrokenFrame,
         withheld.WrongIds,
         turncoat.GoodThenBad,
+        turncoat.Sometimes,
     )
 }
 """Honest variants first."""

@@ -17,6 +17,7 @@ from benchmarks.adversary.command import AttackError, main
 from benchmarks.adversary.prompts import HIDDEN
 from benchmarks.adversary.registry import ATTACKS
 from benchmarks.adversary.servers import Body, Site
+from benchmarks.adversary.turncoat import GoodThenBad, Sometimes
 
 PROMPT = [1, 2, 3]
 OUTPUT = [11, 12]
@@ -363,6 +364,14 @@ async def test_a_repeated_request_is_answered_from_memory_under_a_new_id(bench: 
 async def test_good_then_bad(bench: Bench) -> None:
     values = [tops(await bench.chat(**ASKED))[0][0][1] for _ in range(3)]
     assert values == [-0.5, -2.0, -2.0]
+
+
+async def test_it_turns_into_any_cheat_and_cheats_at_times() -> None:
+    site = Site("http://127.0.0.1:1")
+    turncoat = GoodThenBad(Setup(site, good=2), ATTACKS["usage"])
+    assert [turncoat.cheats() for _ in range(4)] == [False, False, True, True]
+    waverer = Sometimes(Setup(site, share=0.25))
+    assert 400 < sum(waverer.cheats() for _ in range(2000)) < 600
 
 
 @pytest.mark.parametrize("bench", ["spoof-bent"], indirect=True)
