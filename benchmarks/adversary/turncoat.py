@@ -55,7 +55,7 @@ class Sometimes(Wavering):
     """Cheats in a random share of its answers, and withholds logprobs there unless told what else."""
 
     name = "sometimes"
-    about = "withholds the logprobs, or does what `--then` names, in a random share of its answers (`--share`)"
+    about = "in a random share of its answers (`--share`) leaves out the logprobs, or does what `--then` names"
     limits = "caught as that cheat is, more slowly; by default it cheats one answer in ten"
 
     def __init__(self, setup: Setup, bad: type[Cheat] = NoLogprobs) -> None:
