@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -17,13 +19,14 @@ from redis.retry import Retry as RedisRetry
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from policies import codec
+from policies import audit, codec, unit
 from policies.evidence import Evidence
 from policies.settings import Settings
 from policies.verification import encode, unverified
 from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
+from proxy.room import Room
 from verifier_pool.queue import (
     OPEN,
     PREFIX,
@@ -31,9 +34,11 @@ from verifier_pool.queue import (
     VERIFY_JOB,
     VERIFY_QUEUE,
     evidence_key,
+    note_waiting,
     store_verdict_args,
     store_verdict_keys,
     verify_options,
+    waiting_key,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,10 +67,10 @@ class _Unchecked:
 class Recorder:
     """One thread that packs evidence, stores it and queues its job.
 
-    Bounded twice: `max_items` responses and `max_bytes` of what their taps hold. What does not fit, or what
-    the workers are too far behind for, gets the verdict `unverified: backlog`. While Redis is down the
-    generations themselves are forgotten, their ids are kept (up to 100,000) and become `unverified:
-    store_unavailable` when it is back.
+    Bounded by its own room (`Room`) and by how far the workers are behind: what does not fit, or is shed at random
+    within its backend's share of the queue (`policies.audit.admits`), gets the verdict `unverified: backlog`. While
+    Redis is down the generations themselves are forgotten, their ids are kept (up to 100,000) and become
+    `unverified: store_unavailable` when it is back.
     """
 
     def __init__(
@@ -88,14 +93,14 @@ class Recorder:
         self._outage = outage
         self._metrics = metrics
         self._todo: queue.SimpleQueue[_Finished | _Unchecked | None] = queue.SimpleQueue()
+        # Whoever could foresee it would cheat while nobody looks.
+        self._chance = random.SystemRandom()
         self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
         self._probe = Redis.from_url(
             url, socket_timeout=_PROBE, socket_connect_timeout=_PROBE, retry=RedisRetry(NoBackoff(), 0)
         )
         self._next_probe = 0.0
-        self._max_items, self._max_bytes = max_items, max_bytes
-        self._items = self._bytes = 0
-        self._counting = threading.Lock()
+        self._room = Room(max_items, max_bytes)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -116,19 +121,14 @@ class Recorder:
         if not generation.recorded:
             self.unchecked(generation, STORE_UNAVAILABLE)
             return
-        with self._counting:
-            fits = self._items < self._max_items and self._bytes + size <= self._max_bytes
-            if fits:
-                self._items += 1
-                self._bytes += size
-        if fits:
+        if self._room.take(generation.backend, size):
             self._todo.put(_Finished(generation, evidence, size))
         else:
             self.unchecked(generation, BACKLOG)
 
     def unchecked(self, generation: Generation, reason: str) -> None:
         """Give a generation the verdict `unverified`; returns at once."""
-        self._metrics.unrecorded.add(1, {"reason": reason})
+        self._count(generation, reason)
         self._todo.put(_Unchecked(generation, reason))
 
     def _run(self) -> None:
@@ -148,9 +148,7 @@ class Recorder:
     def _do(self, item: _Finished | _Unchecked) -> None:
         generation = item.generation
         if isinstance(item, _Finished):
-            with self._counting:
-                self._items -= 1
-                self._bytes -= item.size
+            self._room.leave(generation.backend, item.size)
         if self._outage.down:
             self._lose(item)
             return
@@ -173,32 +171,52 @@ class Recorder:
         if not choices:
             self._decide(generation, NO_ANSWER)
             return
-        packed = codec.pack(choices)
         rules = self._settings.verification
-        if self._jobs.count >= rules.max_backlog:
-            self._metrics.unrecorded.add(1, {"reason": BACKLOG})
-            self._decide(generation, BACKLOG)
+        if not self._admits(generation.backend):
+            self._count(generation, BACKLOG)
+            self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in choices))
             return
+        packed = codec.pack(choices)
         # One transaction, in which rq has to come first: it opens it itself.
         pipeline = self._redis.pipeline()
         self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **verify_options(generation.id, rules))
         pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
-        pipeline.zadd(OPEN, {generation.id: time.time() + rules.lost_after})
+        now = time.time()
+        pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
+        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl)
         pipeline.execute()
 
-    def _decide(self, generation: Generation, reason: str) -> None:
-        """Write `unverified` unless somebody decided already."""
+    def _admits(self, backend: str) -> bool:
+        """Whether the workers keep up with this backend, or chance is on this generation's side."""
+        rules = self._settings.verification
+        since = time.time() - rules.evidence_ttl
+        names = {item.name for item in self._settings.backends} | {backend}
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.llen(self._jobs.key)
+        for name in names:
+            pipeline.zcount(waiting_key(name), since, "+inf")
+        total, *counts = pipeline.execute()
+        waiting = dict(zip(names, counts, strict=True))
+        crowd = sum(name == backend or count > 0 for name, count in waiting.items())
+        return audit.admits(waiting[backend], total, crowd, rules.max_backlog, self._chance.random())
+
+    def _count(self, generation: Generation, reason: str) -> None:
+        self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})
+
+    def _decide(self, generation: Generation, reason: str, tokens: int = 0) -> None:
+        """Write `unverified` unless somebody decided already; it counts against the coverage of the backend."""
         document = unverified(generation.id, reason, generation.intent(), time.time())
         at = document["decided"] if self._settings.webhook is not None else None
         ttl = self._settings.verification.verdict_ttl
+        told = msgspec.json.encode(unit.of_unverified(document, generation.declaration, tokens))
         self._store_verdict(
-            keys=store_verdict_keys(generation.id),
-            args=store_verdict_args(generation.id, encode(document), ttl, at),
+            keys=store_verdict_keys(generation.id, generation.backend),
+            args=store_verdict_args(generation.id, generation.backend, encode(document), told, ttl, at),
         )
 
     def _lose(self, item: _Finished | _Unchecked) -> None:
         if isinstance(item, _Finished):
-            self._metrics.unrecorded.add(1, {"reason": STORE_UNAVAILABLE})
+            self._count(item.generation, STORE_UNAVAILABLE)
             item = _Unchecked(item.generation, STORE_UNAVAILABLE)
         self._lost.append(item)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
-from verifier_pool.profiles import read_profile
+from verifier_pool.profiles import name_of, read_profile
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference
+from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 
 NO_MODEL = ModelSettings.model_validate({})
@@ -20,13 +21,25 @@ NO_MODEL = ModelSettings.model_validate({})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made by the worker before it takes work; jobs only read it."""
+    """Made by the worker before it takes work; jobs only read it.
+
+    `references` and `profiles` are by model, `second_references` and `second_profiles` likewise.
+    """
 
     settings: Settings
     store: Store
     references: Mapping[str, Reference] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     secret: bytes = b""
+    second_references: Mapping[str, Reference] = field(default_factory=dict)
+    second_profiles: Mapping[str, Profile] = field(default_factory=dict)
+    standings: Standings = field(init=False)
+    profile_names: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))
+        names = {model: name_of(profile) for model, profile in self.profiles.items()}
+        object.__setattr__(self, "profile_names", names)
 
 
 _current: Context | None = None
@@ -45,13 +58,14 @@ def current() -> Context:
     return _current
 
 
-def open_references(settings: Settings) -> dict[str, Reference]:
-    """Start the reference of every model that has one. Raises SettingsError."""
+def open_references(settings: Settings, *, second: bool = False) -> dict[str, Reference]:
+    """Start the reference of every model that has one, or the second reference. Raises SettingsError."""
     references: dict[str, Reference] = {}
     try:
         for name, model in settings.models.items():
-            if model.reference is not None:
-                references[name] = open_reference(name, model.reference)
+            wanted = model.second_reference if second else model.reference
+            if wanted is not None:
+                references[name] = open_reference(name, wanted)
     except BaseException:
         for reference in references.values():
             reference.close()
@@ -59,8 +73,8 @@ def open_references(settings: Settings) -> dict[str, Reference]:
     return references
 
 
-def read_profiles(settings: Settings) -> dict[str, Profile]:
-    """Read the profile of every model that has one.
+def read_profiles(settings: Settings, *, second: bool = False) -> dict[str, Profile]:
+    """Read the profile of every model that has one, or that of its second reference.
 
     Raises:
         SettingsError: names the key of a profile that cannot be read, whose signature does not hold, or that is not
@@ -68,13 +82,14 @@ def read_profiles(settings: Settings) -> dict[str, Profile]:
     """
     profiles: dict[str, Profile] = {}
     for name, model in settings.models.items():
-        if model.profile is None:
+        path = model.second_profile if second else model.profile
+        if path is None:
             continue
-        key = f"models.{name}.profile"
+        key = f"models.{name}.{'second_profile' if second else 'profile'}"
         try:
-            profiles[name] = read_profile(Path(model.profile), settings.profile_keys)
+            profiles[name] = read_profile(Path(path), settings.profile_keys)
         except OSError as error:
-            raise SettingsError(key, f"a readable file, not {model.profile!r} ({error.strerror})") from error
+            raise SettingsError(key, f"a readable file, not {path!r} ({error.strerror})") from error
         except (ProfileError, ValueError) as error:
             raise SettingsError(key, f"a profile written by countersign calibrate ({error})") from error
     return profiles

@@ -16,7 +16,7 @@ import orjson
 from redis import Redis
 
 from policies import selection
-from verifier_pool.queue import RUNTIME_CHANGES, declaration_key
+from verifier_pool.queue import RUNTIME_CHANGES, UNFOLDED, declaration_key, standing_key
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +28,31 @@ def expired(redis: Redis, backend: str, runtime: str) -> bool:
 
 def entries(redis: Redis, backend: str) -> dict[str, dict[str, Any]]:
     """Contradicted runtimes of a backend: `fits`, the verification `id` that showed it, `at` (Unix seconds)."""
-    stored = cast("dict[bytes, bytes]", redis.hgetall(declaration_key(backend)))
+    return parsed(cast("dict[bytes, bytes]", redis.hgetall(declaration_key(backend))))
+
+
+def parsed(stored: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    """`entries`, from the hash as Redis holds it."""
     return {name.decode(): orjson.loads(value) for name, value in stored.items()}
 
 
+def in_words(entry: Mapping[str, Any]) -> str:
+    """What contradicted a declaration, for people."""
+    return f"answer {entry['id']} fits {entry['fits']}"
+
+
 def accept(redis: Redis, backend: str) -> list[str]:
-    """Take the declarations of a backend at their word again; returns the runtimes that had expired."""
-    names = sorted(entries(redis, backend))
-    redis.delete(declaration_key(backend))
-    return names
+    """Take the declarations of a backend at their word again; returns the runtimes that had expired.
+
+    Its standing follows with the next fold (`verifier_pool.standing`), which this asks for.
+    """
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.hgetall(declaration_key(backend))
+    pipeline.delete(declaration_key(backend))
+    pipeline.sadd(UNFOLDED, backend)
+    # A fold that read the old entries must not be the last word.
+    pipeline.hincrby(standing_key(backend), "version", 1)
+    return sorted(parsed(pipeline.execute()[0]))
 
 
 def count(redis: Redis, backend: str) -> None:
@@ -55,7 +71,7 @@ def note(redis: Redis, verification: Mapping[str, Any], runtime: str) -> str | N
 
     The first to say so alerts: an error in the log. Safe to repeat.
     """
-    fits = _fitting(verification)
+    fits = fitting(verification)
     if fits is None:
         return None
     backend, id = verification["backend"], verification["id"]
@@ -73,7 +89,8 @@ def note(redis: Redis, verification: Mapping[str, Any], runtime: str) -> str | N
     return fits
 
 
-def _fitting(verification: Mapping[str, Any]) -> str | None:
+def fitting(verification: Mapping[str, Any]) -> str | None:
+    """The runtime that the answer fits, where a check says that it is not the declared one."""
     checks = [*verification["checks"]]
     for choice in verification.get("choices", ()):
         checks += choice["checks"]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
+from functools import partial
 
 from rq import Retry, get_current_job
 
 from policies import audit, codec
+from policies.checks import VerdictWord
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence
-from policies.verification import unverified
+from policies.unit import declaration_of, of_response
+from policies.verification import Verification, unverified
 from verifier_pool import declarations, history
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import judge
-from verifier_pool.queue import RETRY_SECONDS
+from verifier_pool.queue import RETRY_SECONDS, SECOND_UNCHECKED
+from verifier_pool.standing import audit_rate
+from verifier_pool.units import accusing, confirmed, of_unverified
 
 logger = logging.getLogger(__name__)
 
@@ -56,29 +62,74 @@ def give_up(id: str, reason: str) -> None:
 
 def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
     name, backend, runtime = choices[0].model, choices[0].backend, choices[0].runtime
-    model = context.settings.models.get(name, NO_MODEL)
-    verification = judge(
+    redis, model = context.store.redis, context.settings.models.get(name, NO_MODEL)
+    intent = context.store.intent(id) or {}
+    chosen = _chosen(context, id, choices[0])
+    judged = partial(
+        judge,
         choices,
         model=model,
-        reference=context.references.get(name),
-        profile=context.profiles.get(name),
-        audited=audit.chosen(context.secret, id, context.settings.audit.rate),
         form="full" if audit.wants_full(context.secret, id, context.settings.audit.full) else "ids",
-        last_try=_attempt() >= len(RETRY_SECONDS),
-        declaration_expired=declarations.expired(context.store.redis, backend, runtime),
-        earlier=history.note(context.store.redis, context.secret, choices, model.vocab_size),
+        declaration_expired=declarations.expired(redis, backend, runtime),
+        earlier=history.note(redis, context.secret, choices, model.vocab_size),
     )
-    changed = declarations.note(context.store.redis, verification, runtime)
-    if context.store.settle(verification) and changed:
-        declarations.count(context.store.redis, backend)
+    reference, profile = context.references.get(name), context.profiles.get(name)
+    replayed = partial(judged, reference=reference, profile=profile)
+    verification = replayed(audited=chosen, last_try=_attempt() >= len(RETRY_SECONDS))
+    unit = of_response(
+        choices,
+        verification,
+        context.secret,
+        operator=intent.get("operator") is True,
+        profile=context.profile_names.get(name, ""),
+        delta=profile.delta if profile is not None else 0.0,
+    )
+    unchecked: tuple[str, ...] = ()
+    if not chosen and reference is not None and _doubtful(verification):
+        # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
+        verification = replayed(audited=True) | {"extra_replay": True}
+    elif accusing(unit) and name in context.second_references:
+        again = judged(reference=context.second_references[name], profile=context.second_profiles[name], audited=True)
+        unit, found = confirmed(unit, of_response(choices, again, context.secret, operator=unit.operator))
+        verification["second_reference"], unchecked = asdict(found), found.unchecked
+    changed = declarations.note(redis, verification, runtime)
+    if context.store.settle(verification, unit):
+        if changed:
+            declarations.count(redis, backend)
+        if unchecked:
+            redis.hincrby(SECOND_UNCHECKED, backend, 1)
+    _fold(context, backend)
     return str(verification["verdict"])
+
+
+def _chosen(context: Context, id: str, choice: Evidence) -> bool:
+    """Whether the response is audited, from the secret, its id and its backend's past alone; the same in every run."""
+    settings = context.settings
+    rate = audit_rate(context.store.redis, settings.audit, choice.backend, declaration_of(choice))
+    chosen = audit.chosen(context.secret, id, rate)
+    return context.store.choose(id, chosen, settings.verification.evidence_ttl)
+
+
+def _doubtful(verification: Verification) -> bool:
+    """Whether the checks that need no reference speak against the answer or its declaration."""
+    return verification["verdict"] == VerdictWord.REJECT or declarations.fitting(verification) is not None
 
 
 def _settle_unverified(context: Context, id: str, reason: str) -> str:
-    verification = unverified(id, reason, context.store.intent(id), time.time())
-    if context.store.settle(verification):
+    intent = context.store.intent(id)
+    verification = unverified(id, reason, intent, time.time())
+    if context.store.settle(verification, of_unverified(verification, intent)):
         logger.warning("verification %s ends unverified: %s", id, reason)
+        _fold(context, verification["backend"])
     return str(verification["verdict"])
+
+
+def _fold(context: Context, backend: str) -> None:
+    """Let the standing follow. The verdict stands whatever becomes of this; what is left is folded by the timer."""
+    try:
+        context.standings.fold(backend)
+    except ValueError as error:
+        logger.error("the standing of backend %s cannot be kept: %s", backend, error)
 
 
 def _attempt() -> int:

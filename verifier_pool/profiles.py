@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import os
 from collections.abc import Collection
@@ -65,6 +66,11 @@ def read_profile(path: Path, keys: Collection[str] = ()) -> Profile:
     if keys and opened.signer not in keys:
         raise ProfileError(f"it is signed by {opened.signer}, which is not among profile_keys")
     return opened.profile
+
+
+def name_of(profile: Profile) -> str:
+    """Names what a profile measured, signed or not: 16 hex digits of the SHA-256 of its contents."""
+    return hashlib.sha256(canonical(_object(profile.to_json()))).hexdigest()[:16]
 
 
 def sign(profile: Profile, key: Ed25519PrivateKey) -> str:

@@ -6,15 +6,20 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, cast
 
+import msgspec
 import orjson
 from redis import Redis
 
+from policies.unit import Unit
 from policies.verification import Verification, encode
 from verifier_pool.queue import (
     AUDIT_SECRET,
+    EVENT,
     OPEN,
     OUTBOX,
     STORE_VERDICT,
+    audited_key,
+    event_key,
     evidence_key,
     intent_key,
     store_verdict_args,
@@ -57,12 +62,23 @@ class Store:
         """Whether a verdict is stored."""
         return bool(self.redis.exists(verdict_key(id)))
 
-    def settle(self, verification: Mapping[str, Any]) -> bool:
-        """Store a verdict, close its id and announce it, all at once. False when another came first."""
-        id = verification["id"]
+    def settle(self, verification: Mapping[str, Any], unit: Unit | None) -> bool:
+        """Store a verdict and its unit, close its id and announce it, all at once. False when another came first."""
+        id, backend = verification["id"], verification["backend"]
         at = verification["decided"] if self._webhook else None
-        args = store_verdict_args(id, encode(verification), self._verdict_ttl, at)
-        return bool(self._script(keys=store_verdict_keys(id), args=args))
+        told = None if unit is None else msgspec.json.encode(unit)
+        args = store_verdict_args(id, backend, encode(verification), told, self._verdict_ttl, at)
+        return bool(self._script(keys=store_verdict_keys(id, backend), args=args))
+
+    def choose(self, id: str, chosen: bool, ttl: int) -> bool:
+        """Keep the secret choice about a response for `ttl` seconds; returns the one that was made first.
+
+        Between two runs of a job the rate may change, and a second choice could then hang on what the first run met.
+        """
+        pipeline = self.redis.pipeline()
+        pipeline.set(audited_key(id), int(chosen), nx=True, ex=ttl)
+        pipeline.get(audited_key(id))
+        return bool(int(pipeline.execute()[1] or chosen))
 
     def overdue(self, now: float, limit: int) -> list[str]:
         """Ids without a verdict whose time is up, oldest first."""
@@ -72,12 +88,16 @@ class Store:
         """Look again later; an id that was closed meanwhile stays closed."""
         self.redis.zadd(OPEN, {id: until}, xx=True)
 
+    def event(self, name: str) -> bytes | None:
+        """Body of the event that an entry of the outbox names; None once it expired."""
+        return cast("bytes | None", self.redis.get(event_key(name.removeprefix(EVENT))))
+
     def outbox(self, limit: int) -> list[str]:
-        """Ids whose verdict has not been handed to the webhook queue, oldest first."""
+        """What has not been handed to the webhook queue, oldest first: ids of verdicts, and names of events."""
         return [id.decode() for id in cast("list[bytes]", self.redis.zrange(OUTBOX, 0, limit - 1))]
 
     def sent(self, id: str) -> None:
-        """Take an id out of the outbox."""
+        """Take an entry out of the outbox."""
         self.redis.zrem(OUTBOX, id)
 
     def audit_secret(self) -> bytes:

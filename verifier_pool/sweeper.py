@@ -12,8 +12,9 @@ from rq.serializers import JSONSerializer
 
 from policies.settings import VerificationSettings
 from policies.verification import unverified
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, verify_options
+from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, note_waiting, verify_options
 from verifier_pool.store import Store
+from verifier_pool.units import of_unverified
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,13 @@ def sweep(store: Store, settings: VerificationSettings, now: float | None = None
         if status in ALIVE:
             store.postpone(id, now + settings.lost_after)
         elif store.evidence_exists(id) and not store.decided(id):
-            _enqueue_again(store, settings, id)
+            _enqueue_again(store, settings, id, now)
             store.postpone(id, now + settings.lost_after)
         else:
             reason = "proxy_lost" if status is None else "evidence_expired"
-            if store.settle(unverified(id, reason, store.intent(id), now)):
+            intent = store.intent(id)
+            verification = unverified(id, reason, intent, now)
+            if store.settle(verification, of_unverified(verification, intent)):
                 logger.warning("verification %s ends unverified: %s", id, reason)
             closed += 1
     return closed
@@ -53,7 +56,10 @@ def _job_status(store: Store, id: str) -> JobStatus | None:
         return None
 
 
-def _enqueue_again(store: Store, settings: VerificationSettings, id: str) -> None:
+def _enqueue_again(store: Store, settings: VerificationSettings, id: str, now: float) -> None:
     logger.warning("verification %s is queued again: its evidence is there, its job is not", id)
     queue = Queue(VERIFY_QUEUE, connection=store.redis, serializer=JSONSerializer)
-    queue.enqueue(VERIFY_JOB, id, **verify_options(id, settings))
+    pipeline = store.redis.pipeline()
+    queue.enqueue(VERIFY_JOB, id, pipeline=pipeline, **verify_options(id, settings))
+    note_waiting(pipeline, id, str((store.intent(id) or {}).get("backend", "")), now, settings.evidence_ttl)
+    pipeline.execute()

@@ -1,7 +1,7 @@
-"""Verdicts to the operator's webhook, signed, tried again, and kept among the failed jobs when all tries fail.
+"""Events to the operator's webhook, signed, tried again, and kept among the failed jobs when all tries fail.
 
-The store puts every verdict into an outbox in the same step that writes it; this process moves them to its own
-queue. A receiver may see a verdict twice (same `webhook-id`, same bytes) and in any order.
+Every verdict and whatever happens to a backend goes into an outbox in the same step that writes it; this process moves
+them to its own queue. A receiver may see an event twice (same `webhook-id`, same bytes) and in any order.
 """
 
 from __future__ import annotations
@@ -11,24 +11,21 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NoReturn
 
-import orjson
 from rq import Queue, Retry, get_current_job
 from rq.exceptions import DuplicateJobError
 from rq.serializers import JSONSerializer
 
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, WebhookSettings
-from policies.verification import Verification, public
-from verifier_pool import delivery
+from verifier_pool import delivery, events
 from verifier_pool.context import current
-from verifier_pool.queue import WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
+from verifier_pool.queue import EVENT, WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
 from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
 
-__all__ = ["check_settings", "dead_letter", "deliver", "drain_outbox", "message", "next_wait", "verify_signature"]
+__all__ = ["check_settings", "dead_letter", "deliver", "drain_outbox", "next_wait", "verify_signature"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ BATCH = 500
 
 
 class DeliveryFailed(CountersignError):
-    """A verdict did not reach its receiver and will not be tried again by itself."""
+    """An event did not reach its receiver and will not be tried again by itself."""
 
 
 def check_settings(settings: WebhookSettings | None) -> None:
@@ -56,14 +53,8 @@ def check_settings(settings: WebhookSettings | None) -> None:
         raise SettingsError("webhook.url", "https, or allow_private for a receiver in your own network")
 
 
-def message(verification: Verification) -> bytes:
-    """The body: depends on the stored verdict alone, so every try sends the same bytes."""
-    at = datetime.fromtimestamp(verification["decided"], UTC).isoformat(timespec="milliseconds")
-    return orjson.dumps({"type": "verification.done", "timestamp": at, "data": public(verification)})
-
-
 def drain_outbox(store: Store, settings: Settings) -> int:
-    """Queue a delivery for every verdict in the outbox; returns how many."""
+    """Queue a delivery for every verdict and event in the outbox; returns how many."""
     assert settings.webhook is not None
     ids = store.outbox(BATCH)
     queue = Queue(WEBHOOK_QUEUE, connection=store.redis, serializer=JSONSerializer)
@@ -72,7 +63,7 @@ def drain_outbox(store: Store, settings: Settings) -> int:
             queue.enqueue(
                 WEBHOOK_JOB,
                 id,
-                job_id=f"webhook-{id}",
+                job_id="webhook-" + id.replace(":", "-"),
                 description=f"deliver {id}",
                 unique=True,
                 job_timeout=JOB_TIMEOUT,
@@ -88,10 +79,10 @@ def drain_outbox(store: Store, settings: Settings) -> int:
 
 
 def deliver(id: str) -> str | Retry:
-    """Send one verdict. Returns `delivered`, or when to try again.
+    """Send one verdict, or the event of that name. Returns `delivered`, or when to try again.
 
     Raises:
-        DeliveryFailed: the last try failed, the receiver said 410, or the verdict is gone; the job stays among
+        DeliveryFailed: the last try failed, the receiver said 410, or what was to be sent is gone; the job stays among
             the failed ones, from where it can be queued again by hand.
     """
     context = current()
@@ -101,11 +92,10 @@ def deliver(id: str) -> str | Retry:
     redis, off = context.store.redis, disabled_key(settings.url)
     if redis.exists(off):
         _fail("the receiver is switched off")
-    verification = context.store.verdict(id)
-    if verification is None:
-        _fail("the verdict expired")
-    assert verification is not None
-    outcome = _send(settings, id, message(verification))
+    body = _body(context.store, id)
+    if body is None:
+        _fail("what was to be sent expired")
+    outcome = _send(settings, id.removeprefix(EVENT), body)
     if outcome.delivered:
         return "delivered"
     if outcome.status == 410:
@@ -139,6 +129,13 @@ def dead_letter(job_id: str, reason: str) -> None:
 def disabled_key(url: str) -> str:
     """Redis key that switches a receiver off; another URL is another receiver."""
     return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def _body(store: Store, id: str) -> bytes | None:
+    if id.startswith(EVENT):
+        return store.event(id)
+    verification = store.verdict(id)
+    return None if verification is None else events.of_verdict(verification)
 
 
 def _send(settings: WebhookSettings, id: str, body: bytes) -> delivery.Outcome:

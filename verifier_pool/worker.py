@@ -12,12 +12,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.settings import Settings
 from verifier_pool import context, jobs, webhooks
 from verifier_pool.loop import Loop
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.reference.base import Reference
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, through_outages
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
@@ -51,7 +52,13 @@ def main(argv: Sequence[str]) -> int:
 def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False, child: Child | None = None) -> None:
     """Load profiles and references, say so, and work on verifications until `stop`."""
     profiles = context.read_profiles(settings)
+    second_profiles = context.read_profiles(settings, second=True)
     references = context.open_references(settings)
+    try:
+        second_references = context.open_references(settings, second=True)
+    except BaseException:
+        _close(references)
+        raise
     for model in settings.models.values():
         spelling_of(model)  # read now, and complained of now, not in the first job
     stop_on_signals(stop)
@@ -66,15 +73,22 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
                 references,
                 profiles,
                 secret.get_secret_value().encode() if secret else store.audit_secret(),
+                second_references,
+                second_profiles,
             )
         )
+
+        def timer() -> None:
+            sweep(store, settings.verification)
+            context.current().standings.fold_left()
+
         loop = Loop(
             VERIFY_QUEUE,
             store.redis,
             stop,
             on_failed=jobs.give_up,
             on_tick=child.keep if child else None,
-            on_timer=lambda: sweep(store, settings.verification),
+            on_timer=timer,
         )
         logger.info("ready: taking verifications")
         with contextlib.closing(store.redis):
@@ -83,12 +97,14 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
     try:
         for name, reference in references.items():
             logger.info("model %s is replayed by %s", name, reference.name)
+        for name, reference in second_references.items():
+            logger.info("what accuses a backend of model %s is replayed by %s too", name, reference.name)
         through_outages(work, stop, burst=burst)
     finally:
         if child:
             child.end()
-        for reference in references.values():
-            reference.close()
+        _close(references)
+        _close(second_references)
         context.use(None)
         logger.info("stopped")
 
@@ -113,6 +129,11 @@ def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = Fal
             loop.serve(burst=burst)
 
     through_outages(work, stop, burst=burst)
+
+
+def _close(references: Mapping[str, Reference]) -> None:
+    for reference in references.values():
+        reference.close()
 
 
 def _store(settings: Settings) -> Store:

@@ -12,16 +12,19 @@ from policies.settings import ClientKey, hash_key
 
 _LONGEST_KEY = 512
 _REFUSED = "no valid API key came with the request"
+_NO_KEY = "this machine (no keys are set)"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An authenticated client. `owner` is the SHA-256 (hex) of its key; `operator` says that it is the operator."""
+    """An authenticated client. `owner` is the SHA-256 (hex) of its key, `name` the key's in the settings; `operator`
+    says that it is the operator."""
 
     owner: str
+    name: str
     admin: bool
-    operator: bool = False
+    operator: bool
 
 
 class Keys:
@@ -40,11 +43,11 @@ class Keys:
         if not self._keys:
             if not is_loopback(peer[0] if peer else "") or any(name in headers for name in _FORWARDED):
                 raise AuthenticationFailed(_REFUSED)
-            return Client(digest, admin=True, operator=True)
+            return Client(digest, _NO_KEY, admin=True, operator=True)
         key = self._keys.get(digest)
         if not hmac.compare_digest(key.sha256 if key else "0" * 64, digest) or key is None:
             raise AuthenticationFailed(_REFUSED)
-        return Client(digest, key.admin, key.operator)
+        return Client(digest, key.name, key.admin, key.operator)
 
 
 def is_loopback(host: str) -> bool:

@@ -35,7 +35,7 @@ class Receiver:
 
     def of(self, id: str) -> list[tuple[dict[str, str], bytes]]:
         """Those about one verification."""
-        return [(headers, body) for headers, body in self.got if json.loads(body)["data"]["id"] == id]
+        return [(headers, body) for headers, body in self.got if json.loads(body)["data"].get("id") == id]
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_a_verdict_that_came_first_stands(redis: Redis, valkey_url: str) -> None
     rules = settings(valkey_url)
     evidence = answer()
     loop = rig.worker(redis, rules, {"toy": ToyReference()})
-    context.current().store.settle(unverified(evidence.id, "backlog", None, 1.0))
+    context.current().store.settle(unverified(evidence.id, "backlog", None, 1.0), None)
     rig.submit(redis, rules, [evidence])
     loop.serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["reasons"] == ["backlog"]

@@ -24,8 +24,8 @@ def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
     listener = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     listener.subscribe(VERDICTS)
     listener.get_message(timeout=1)
-    assert store(redis).settle(unverified(ID, "first", None, 5.0))
-    assert not store(redis).settle(unverified(ID, "second", None, 6.0))
+    assert store(redis).settle(unverified(ID, "first", None, 5.0), None)
+    assert not store(redis).settle(unverified(ID, "second", None, 6.0), None)
     verdict = store(redis).verdict(ID)
     assert verdict is not None
     assert verdict["reasons"] == ["first"]
@@ -41,12 +41,12 @@ def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
 
 def test_only_the_winner_fills_the_outbox(redis: Redis) -> None:
     hooked = store(redis, webhook=True)
-    assert hooked.settle(unverified(ID, "first", None, 5.5))
+    assert hooked.settle(unverified(ID, "first", None, 5.5), None)
     assert hooked.outbox(10) == [ID]
     hooked.sent(ID)
-    assert not hooked.settle(unverified(ID, "second", None, 6.0))
+    assert not hooked.settle(unverified(ID, "second", None, 6.0), None)
     assert redis.zcard(OUTBOX) == 0
-    assert store(redis).settle(unverified("b" * 32, "no webhook", None, 5.5))
+    assert store(redis).settle(unverified("b" * 32, "no webhook", None, 5.5), None)
     assert redis.zcard(OUTBOX) == 0
 
 
@@ -54,7 +54,7 @@ def test_many_writers_one_verdict(redis: Redis) -> None:
     wins: list[int] = []
 
     def write(number: int) -> None:
-        if store(redis).settle(unverified(ID, str(number), None, 1.0)):
+        if store(redis).settle(unverified(ID, str(number), None, 1.0), None):
             wins.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]

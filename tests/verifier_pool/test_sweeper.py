@@ -77,7 +77,7 @@ def test_evidence_that_expired_before_its_job_ran(redis: Redis, store: Store) ->
 
 def test_a_verdict_is_never_overwritten(redis: Redis, store: Store) -> None:
     rules = settings("redis://x").verification
-    store.settle(unverified("a" * 32, "backlog", None, 1.0))
+    store.settle(unverified("a" * 32, "backlog", None, 1.0), None)
     redis.zadd(OPEN, {"a" * 32: NOW - 1})
     assert sweep(store, rules, NOW) == 1
     verification = store.verdict("a" * 32)

@@ -34,7 +34,7 @@ def run(redis: Redis, rules: Settings, *ids: str) -> Queue:
     """Settle, then deliver until nothing waits."""
     store = Store(redis, verdict_ttl=600, webhook=True)
     for id in ids:
-        store.settle(unverified(id, "backlog", {"owner": "secret-owner"}, 1_700_000_000.25))
+        store.settle(unverified(id, "backlog", {"owner": "secret-owner"}, 1_700_000_000.25), None)
     worker.run_webhooks(rules, threading.Event(), burst=True)
     return Queue(WEBHOOK_QUEUE, connection=redis, serializer=JSONSerializer)
 
@@ -49,7 +49,7 @@ def test_a_verdict_arrives_signed_and_without_its_owner(redis: Redis, valkey_url
     ((headers, body),) = receiver.requests
     assert verify_signature(SECRET, headers, body, time.time())
     message = orjson.loads(body)
-    assert (message["type"], message["timestamp"]) == ("verification.done", "2023-11-14T22:13:20.250+00:00")
+    assert (message["type"], message["timestamp"]) == ("verification.completed", "2023-11-14T22:13:20.250+00:00")
     assert message["data"]["id"] == ID
     assert b"secret-owner" not in body
     assert headers["webhook-id"] == f"msg_{ID}"
