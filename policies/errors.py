@@ -9,10 +9,12 @@ CountersignError
 └── ApiError             answered to a client as OpenAI-shaped JSON
     ├── InvalidRequest         400
     ├── AuthenticationFailed   401
+    ├── PermissionDenied       403
     ├── NotFound               404
     ├── MethodNotAllowed       405
+    ├── Conflict               409
     ├── RequestTooLarge        413
-    ├── VerificationFailed     502  the block policy refused a rejected answer
+    ├── VerificationFailed     502  a policy refused a rejected answer
     ├── UpstreamFailed         502  the backend broke before the first byte
     ├── BackendUnavailable     503
     ├── StoreFailed            503  verdicts cannot be read right now
@@ -102,6 +104,14 @@ class AuthenticationFailed(ApiError):
     code = "invalid_api_key"
 
 
+class PermissionDenied(ApiError):
+    """The key is valid and may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
 class NotFound(ApiError):
     """Nothing of that name, or not for this key."""
 
@@ -116,6 +126,14 @@ class MethodNotAllowed(ApiError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class Conflict(ApiError):
+    """It makes no sense as things are."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class RequestTooLarge(ApiError):

@@ -14,6 +14,7 @@ from policies.errors import SettingsError
 from policies.settings import Settings
 from proxy.api.auth import Keys
 from proxy.backends.pool import Backends
+from proxy.backends.records import Records
 from proxy.backends.standings import Standings
 from proxy.metrics import Metrics
 from proxy.outage import Outage
@@ -41,6 +42,7 @@ class Services:
     keys: Keys
     backends: Backends
     standings: Standings
+    records: Records
     transport: Transport
     outage: Outage
     store: Store
@@ -62,6 +64,7 @@ class Services:
             keys=Keys(settings.keys),
             backends=backends,
             standings=Standings(store, backends),
+            records=Records(store, settings),
             transport=AiohttpTransport(settings.timeouts),
             outage=outage,
             store=store,

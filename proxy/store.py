@@ -1,4 +1,4 @@
-"""Redis from the event loop: intents before a request, verdicts after it. Nothing here waits for a dead Redis."""
+"""Redis from the event loop: intents before a request, verdicts after it, standings. Nothing waits for a dead Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from policies.settings import VerificationSettings
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
-from verifier_pool.queue import OPEN, STANDINGS, VERDICTS, intent_key, verdict_key
+from verifier_pool.queue import (
+    OPEN,
+    STANDINGS,
+    STORE_STANDING,
+    VERDICTS,
+    intent_key,
+    standing_key,
+    units_key,
+    verdict_key,
+)
 
 PATIENCE = 1.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
@@ -34,7 +43,7 @@ _REMEMBERED = 20_000
 
 
 class Store:
-    """Intents and verdicts.
+    """Intents, verdicts and standings.
 
     One subscription per process hears of every verdict; waiting also polls, so that a lost message costs a
     second and no more. While an outage lasts every call raises StoreUnavailable at once.
@@ -55,6 +64,7 @@ class Store:
             # Once, and not after a time-out: a pooled connection may be one that a restarted Redis has closed.
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
+        self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._outage = outage
         self._metrics = metrics
@@ -102,6 +112,20 @@ class Store:
         """Those fields of the `standings` hash. Raises StoreUnavailable."""
         async with self._asking():
             return cast("list[bytes | None]", await self._redis.hmget(STANDINGS, list(fields)))
+
+    async def standing(self, backend: str) -> tuple[dict[bytes, bytes], int]:
+        """A backend's `standing` hash, and how many of its units are not in it yet. Raises StoreUnavailable."""
+        async with self._asking():
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.hgetall(standing_key(backend))
+            pipeline.llen(units_key(backend))
+            stored, waiting = await pipeline.execute()
+        return stored, waiting
+
+    async def store_standing(self, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> bool:
+        """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
+        async with self._asking():
+            return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
 
     async def wait(self, id: str, seconds: float, *, through_drain: bool = True) -> dict[str, Any] | None:
         """The verification as soon as there is one; None when the time is over, or the proxy drains and the

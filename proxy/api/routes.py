@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from policies.errors import NotFound
+from policies.errors import AuthenticationFailed, BackendUnavailable, NotFound
 from policies.verification import pending, public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
@@ -38,13 +38,15 @@ TheClient = Annotated[Client, Depends(client_of)]
 
 @router.get("/v1/models")
 async def models(services: TheServices, client: TheClient) -> dict[str, Any]:
-    """Models that have a backend."""
+    """Models that have a backend which may serve clients."""
     return {"object": "list", "data": [_model(services, name) for name in services.backends.served_models()]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, services: TheServices, client: TheClient) -> dict[str, Any]:
-    """One model."""
+    """One model; 503 while none of its backends may serve clients."""
+    if name in services.backends.known_models() and name not in services.backends.served_models():
+        raise BackendUnavailable("no backend of this model is available; try again later")
     if name not in services.backends.served_models():
         raise NotFound(f"the model {name[:200]!r} does not exist", param="model", code="model_not_found")
     return _model(services, name)
@@ -83,21 +85,27 @@ async def healthz() -> dict[str, str]:
 async def readyz(services: TheServices, response: Response) -> dict[str, Any]:
     """Whether requests can be served: a backend is configured and the process is not on its way out.
 
-    Without Redis requests are served too, unverified; the body says so.
+    Without Redis requests are served too, unverified; the body says so. Where no backend may serve clients they get
+    errors, and the process is ready all the same: it is also how the operator pardons one.
     """
-    ready = bool(services.backends.all) and not services.drain.draining
+    backends = services.backends.all
+    ready = bool(backends) and not services.drain.draining
     response.status_code = 200 if ready else 503
-    return {
-        "status": "ready" if ready else "draining" if services.drain.draining else "no backend",
-        "redis": "down" if services.outage.down else "up",
-        "backends": len(services.backends.all),
-    }
+    if not ready:
+        status = "draining" if services.drain.draining else "no backend"
+    else:
+        status = "ready" if services.backends.served_models() else "no backend available"
+    return {"status": status, "redis": "down" if services.outage.down else "up", "backends": len(backends)}
 
 
 @router.get("/metrics")
-async def metrics(services: TheServices) -> Response:
-    """Prometheus text."""
-    return Response(services.metrics.page(), media_type=CONTENT_TYPE)
+async def metrics(request: Request, services: TheServices) -> Response:
+    """Prometheus text; what is thought of backends is on it for admins."""
+    try:
+        private = client_of(request, services).admin
+    except AuthenticationFailed:
+        private = False
+    return Response(services.metrics.page(private=private), media_type=CONTENT_TYPE)
 
 
 def _model(services: Services, name: str) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_metrics(rig: Rig) -> None:
     rows = page.text.splitlines()
     for status in (200, 500, 502):
         assert f'countersign_requests_total{{backend="b1",model="m",status="{status}"}} 1.0' in rows
-    assert 'countersign_unrecorded_total{reason="no_answer"} 1.0' in rows
+    assert 'countersign_unrecorded_total{backend="b1",reason="no_answer"} 1.0' in rows
     assert 'countersign_overhead_duration_seconds_count{endpoint="chat"} 3.0' in rows
     assert "countersign_in_flight 0.0" in rows
     assert any(row.startswith("gen_ai_server_time_to_first_token_seconds_bucket") for row in rows)

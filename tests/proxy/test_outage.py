@@ -76,7 +76,7 @@ def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how:
     assert (missing.status_code, missing.json()["error"]["code"]) == (503, "store_unavailable")
     ready = rig.http.get("/readyz")
     assert (ready.status_code, ready.json()["redis"]) == (200, "down")
-    assert _metric(rig, 'countersign_unrecorded_total{reason="store_unavailable"}') == 23
+    assert _metric(rig, 'countersign_unrecorded_total{backend="b1",reason="store_unavailable"}') == 23
 
     valkey.thaw() if how == "freeze" else valkey.start()
     _back(rig)
@@ -161,7 +161,7 @@ def test_workers_too_far_behind(make_rig: Callable[..., Rig]) -> None:
     assert rig.verdict(ids[2])["reasons"] == ["backlog"]
     inline = rig.chat(headers=INLINE).json()["countersign"]
     assert (inline["verdict"], inline["reasons"]) == ("unverified", ["backlog"])
-    assert _metric(rig, 'countersign_unrecorded_total{reason="backlog"}') == 3
+    assert _metric(rig, 'countersign_unrecorded_total{backend="b1",reason="backlog"}') == 3
 
 
 def test_running_generations_do_not_count_as_lost(make_rig: Callable[..., Rig]) -> None:

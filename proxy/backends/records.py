@@ -1,0 +1,117 @@
+"""Records of standing for the operator: read whole, and changed by hand under the same rule as the workers' folds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from policies import standing
+from policies.errors import ApiError, Conflict, StoreFailed
+from policies.settings import Settings
+from policies.standing import Record
+from policies.unit import declaration_name, declaration_of
+from proxy.backends.pool import Backend
+from proxy.store import Store
+from verifier_pool.queue import store_standing
+
+_TRIES = 20
+_PATIENCE = 3.0
+_POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What Redis holds of one backend: the version of its records, the records by declaration, and how many units wait
+    to be counted."""
+
+    version: bytes
+    records: dict[str, Record]
+    waiting: int
+
+
+class Records:
+    """The record of each backend as it is declared now. Raises StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+
+    async def summary(self, backend: Backend) -> dict[str, Any]:
+        """Everything there is to show of it, a new one's where nothing was counted yet."""
+        found = await self._find(backend)
+        return await asyncio.to_thread(self.show, _present(backend, found, time.time()))
+
+    def show(self, record: Record) -> dict[str, Any]:
+        """A record as JSON has words for it."""
+        return standing.summary(record, self._settings.standing, self._settings.audit)
+
+    async def override(self, backend: Backend, action: str, *, by: str, why: str) -> Record:
+        """Do what the operator decided about a backend; returns its record.
+
+        A pardon waits until the units before it are counted: they belong to the life that it ends.
+
+        Args:
+            action: one of `policies.standing.ACTIONS`.
+            by, why: whose decision it is and the reason, for the audit trail.
+
+        Raises:
+            Conflict: the action makes no sense as things are.
+            StoreFailed: others kept writing, or no worker counts the units that wait; nothing was done.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        for attempt in range(_TRIES):
+            found = await self._find(backend)
+            while action == "pardon" and found.waiting:
+                if time.monotonic() > deadline:
+                    raise StoreFailed(
+                        f"{found.waiting} answers wait for a worker to count them; try again once one has",
+                        code="units_waiting",
+                    )
+                await asyncio.sleep(_POLL)
+                found = await self._find(backend)
+            record = await self._write(backend, found, action, by, why)
+            if record is not None:
+                return record
+            await asyncio.sleep(random.random() * 0.002 * (attempt + 1))
+        raise StoreFailed("others keep changing the standing of this backend; try again", code="contended")
+
+    async def _write(self, backend: Backend, found: _Found, action: str, by: str, why: str) -> Record | None:
+        """The record after the action, or None when somebody else wrote since it was found."""
+        now, name = time.time(), declaration_name(declaration_of(backend.settings))
+        before = _present(backend, found, now)
+        number = max(standing.next_number(found.records.values()), before.number + 1)
+        rules = self._settings.standing
+        try:
+            after = standing.override(before, action, by=by, why=why, now=now, rules=rules, number=number)
+        except ValueError as error:
+            raise Conflict(str(error), param="action") from error
+        keys, arguments, _ = store_standing(
+            backend.name, found.version, found.records, {name: after}, self._settings, now
+        )
+        return after if await self._store.store_standing(keys, arguments) else None
+
+    async def _find(self, backend: Backend) -> _Found:
+        stored, waiting = await self._store.standing(backend.name)
+        version = stored.pop(b"version", b"0")
+        return _Found(version, await asyncio.to_thread(_unpacked, stored), waiting)
+
+
+def _present(backend: Backend, found: _Found, now: float) -> Record:
+    declaration = declaration_of(backend.settings)
+    record = found.records.get(declaration_name(declaration))
+    if record is not None:
+        return record
+    return standing.new(backend.name, declaration, standing.next_number(found.records.values()), now)
+
+
+def _unpacked(stored: Mapping[bytes, bytes]) -> dict[str, Record]:
+    try:
+        return {name.decode(): standing.unpack(value) for name, value in stored.items()}
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ApiError("the record of this backend cannot be read", code="standing_unreadable") from error
