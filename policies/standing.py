@@ -49,6 +49,7 @@ __all__ = [
     "note_change",
     "override",
     "pack",
+    "resumed",
     "summary",
     "unpack",
 ]
@@ -104,7 +105,18 @@ def fold(record: Record, units: Iterable[Unit], seen: AbstractSet[str], rules: S
     folding = _folding.Fold(record, seen, rules)
     folding.take(units)
     now = max((unit.at for unit in units), default=record.since)
-    return Folded(_decided(folding.record, rules, now), folding.remember)
+    after = msgspec.structs.replace(folding.record, heard_at=max(now, record.heard_at))
+    return Folded(_decided(after, rules, now), folding.remember)
+
+
+def resumed(record: Record, others: Iterable[Record]) -> Record:
+    """The record, as it goes on when its declaration returns after `others` of the backend were heard in its place.
+
+    What it knows stays: evidence is not lost by declaring something else for a while. But audits begin at 100 % again.
+    """
+    if record.learnt_from == record.coverage.decided or all(other.heard_at <= record.heard_at for other in others):
+        return record
+    return msgspec.structs.replace(record, learnt_from=record.coverage.decided)
 
 
 def note_change(record: Record, reason: str | None, now: float, rules: StandingSettings) -> Record:
@@ -169,7 +181,8 @@ def audit_rate(record: Record, rules: AuditSettings) -> float:
     """Share of its next generations to audit: the fixed one where the settings have one, else `audit.rate`."""
     if rules.rate is not None:
         return rules.rate
-    return 1.0 if record.change else audit.rate(record.coverage.decided, record.log_suspicion, rules.floor)
+    learnt = record.coverage.decided - record.learnt_from
+    return 1.0 if record.change else audit.rate(learnt, record.log_suspicion, rules.floor)
 
 
 def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class Standings:
             if record is None:
                 number = standing.next_number(records.values())
                 record = standing.new(found.backend, group[0].declaration, number, group[0].at)
+            record = standing.resumed(record, records.values())
             folded, lost = _counted(record, group, seen, self._settings.standing)
             records[name], unread = folded.record, unread + lost
             remember += folded.remember

@@ -261,6 +261,16 @@ def test_a_changed_runtime_makes_a_suspect_audited_in_full_until_it_is_accepted(
     assert standing.note_change(changed, "answers fit vllm-0.32-v1-cpu", START + 6000, RULES) is changed
 
 
+def test_a_declaration_that_returns_is_audited_in_full_again_and_forgets_nothing() -> None:
+    known = record(honest(3000))
+    other = after(standing.new("b", {**DECLARATION, "engine": "y"}, 2, START), honest(10, 5000))
+    assert standing.resumed(known, [known]) is known
+    again = standing.resumed(known, [known, other])
+    assert standing.audit_rate(again, AUDIT) == 1.0
+    assert (again.log_m, again.state) == (known.log_m, "trusted")
+    assert standing.audit_rate(after(again, honest(400, 6000)), AUDIT) == pytest.approx(0.25)
+
+
 def test_a_declaration_of_its_own_is_announced() -> None:
     assert standing.events(None, record()) == []
     assert [event.type for event in standing.events(None, record(number=2))] == ["backend.redeclared"]
