@@ -38,15 +38,16 @@ def read_settings(config: str | None) -> Settings:
     return parse_settings(text, os.environ)
 
 
-def connect(settings: Settings) -> Redis:
+def connect(settings: Settings, *, timeout: float | None = None) -> Redis:
     """A client of the operator's Redis or the embedded Valkey; connects with its first command.
 
-    Raises SettingsError when `redis_url` is no such URL.
+    `timeout` bounds each answer, in seconds. Raises SettingsError when `redis_url` is no such URL.
     """
     # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
     retry = Retry(NoBackoff(), 1)
     try:
-        return Redis.from_url(store_url(settings, os.environ), retry=retry, socket_connect_timeout=5)
+        url = store_url(settings, os.environ)
+        return Redis.from_url(url, retry=retry, socket_connect_timeout=5, socket_timeout=timeout)
     except ValueError as error:
         # The URL may hold a password, so it is not repeated.
         raise SettingsError("redis_url", "redis://…, rediss://… or unix://…") from error

@@ -5,8 +5,8 @@ a chart, the level (alpha + delta), coverage by reason, the last answers that sp
 trail. docs/standing.md says what it all means.
 
 exit code 0: none of the backends shown is quarantined, or what you decided was done
-          1: one is (records of backends that the settings no longer name do not matter), or Redis did not answer, or
-             what you decided makes no sense now
+          1: one is (backends that the settings no longer name do not matter), or a record cannot be read, or Redis
+             did not answer, or what you decided makes no sense now
           2: wrong usage     3: wrong settings, or no such backend
 """
 
@@ -39,9 +39,11 @@ from verifier_pool.standing import Contended, Standings
 from verifier_pool.standing_text import Shown, line_per_backend, page
 from verifier_pool.terminal import encodable, plain
 
+TIMEOUT = 5.0
+"""Seconds that Redis has for an answer, twice."""
 WIDTH = 100
 """Columns of a page at most, and where nobody says how wide the terminal is."""
-LONGEST = 500
+LONGEST = 1000
 """Characters of a reason or a name in the audit trail."""
 ACTIONS = {
     "quarantine": "send it no more clients, until --release",
@@ -49,6 +51,13 @@ ACTIONS = {
     "release": "undo --quarantine",
 }
 _DONE = {"quarantine": "quarantined by hand", "pardon": "pardoned", "release": "released"}
+
+
+class _Unreadable(CountersignError):
+    """A backend has a record that cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{plain(name)}: its record cannot be read; was it written by another version?")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,15 +71,32 @@ def main(argv: Sequence[str]) -> int:
         if action is not None:
             return _act(redis, settings, arguments, action)
         if arguments.backend is None:
-            names = [backend.name for backend in settings.backends]
-            names += [name for name in Standings(redis, settings).backends() if name not in names]
-            shown = [_shown(redis, settings, name) for name in names]
-            _print(_all(shown, arguments.json))
-        else:
-            _known(redis, settings, arguments.backend)
-            shown = [_shown(redis, settings, arguments.backend)]
-            _print([_json(shown[0])] if arguments.json else page(shown[0], settings, _width()))
-    return int(any(one.declared and one.summary["state"] == standing.QUARANTINED for one in shown))
+            return _all(redis, settings, arguments.json)
+        _known(redis, settings, arguments.backend)
+        shown = _shown(redis, settings, arguments.backend)
+    _print([_json(shown)] if arguments.json else page(shown, settings, min(_width(), WIDTH)))
+    return int(_quarantined(shown))
+
+
+def _all(redis: Redis, settings: Settings, as_json: bool) -> int:
+    """Print every backend that can be shown, and say which cannot."""
+    names = [backend.name for backend in settings.backends]
+    names += [name for name in Standings(redis, settings).backends() if name not in names]
+    found, failed = list[Shown](), False
+    for name in names:
+        try:
+            found.append(_shown(redis, settings, name))
+        except _Unreadable as error:
+            print(f"countersign standing: {error}", file=sys.stderr)
+            failed = True
+    if as_json:
+        _print([_json(shown) for shown in found])
+    elif found:
+        # A line that goes to a file or another program is not cut.
+        _print(line_per_backend(found, _width() if sys.stdout.isatty() else 10_000, time.time()))
+    elif not failed:
+        _print(["no backends: the settings name none, and none has a record"])
+    return int(failed or any(map(_quarantined, found)))
 
 
 def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action: str) -> int:
@@ -84,7 +110,7 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
     except Contended:
         raise CountersignError(f"{name}: its record keeps changing; nothing was done, try again") from None
     except msgspec.DecodeError as error:
-        raise _unreadable(name) from error
+        raise _Unreadable(name) from error
     except ValueError as error:
         raise CountersignError(f"{name}: {error}") from error
     if arguments.json:
@@ -100,7 +126,7 @@ def _shown(redis: Redis, settings: Settings, name: str) -> Shown:
     try:
         records = Standings(redis, settings).records(name)
     except msgspec.DecodeError as error:
-        raise _unreadable(name) from error
+        raise _Unreadable(name) from error
     declared = name in [backend.name for backend in settings.backends]
     if declared:
         declaration = declaration_of(settings.backend(name))
@@ -127,21 +153,13 @@ def _summary(record: Record, settings: Settings) -> dict[str, Any]:
 
 def _known(redis: Redis, settings: Settings, name: str) -> None:
     """Raises SettingsError for a name that neither the settings nor any record has."""
-    if name not in [backend.name for backend in settings.backends] and not Standings(redis, settings).records(name):
+    named = [backend.name for backend in settings.backends]
+    if name not in named and name not in Standings(redis, settings).backends():
         raise SettingsError("BACKEND", f"one that the settings name, or that has a record: {_names(settings)}")
 
 
 def _names(settings: Settings) -> str:
     return ", ".join(backend.name for backend in settings.backends) or "they name none"
-
-
-def _all(shown: Sequence[Shown], as_json: bool) -> list[str]:
-    if as_json:
-        return [_json(one) for one in shown]
-    if not shown:
-        return ["no backends: the settings name none, and none has a record"]
-    # A line that goes to a file or another program is not cut.
-    return line_per_backend(shown, _width() if sys.stdout.isatty() else 10_000, time.time())
 
 
 def _json(shown: Shown) -> str:
@@ -157,7 +175,7 @@ def _print(lines: Sequence[str]) -> None:
 
 
 def _width() -> int:
-    return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _user() -> str:
@@ -167,13 +185,13 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _unreadable(name: str) -> CountersignError:
-    return CountersignError(f"{plain(name)}: its record cannot be read; was it written by another version?")
+def _quarantined(shown: Shown) -> bool:
+    return shown.declared and shown.summary["state"] == standing.QUARANTINED
 
 
 @contextlib.contextmanager
 def _store(settings: Settings) -> Iterator[Redis]:
-    with contextlib.closing(connect(settings)) as redis:
+    with contextlib.closing(connect(settings, timeout=TIMEOUT)) as redis:
         try:
             yield redis
         except RedisError as error:

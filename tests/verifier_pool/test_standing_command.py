@@ -22,6 +22,7 @@ import countersign
 from policies import standing
 from policies.settings import Settings
 from policies.unit import PROCESSES, Unit, declaration_name, declaration_of
+from tests.support.valkey import Valkey
 from verifier_pool import standing_command, standing_text, terminal
 from verifier_pool.queue import SECOND_UNCHECKED, UNFOLDED, UNITS_DROPPED, standing_field, standing_key, units_key
 from verifier_pool.standing import Standings
@@ -237,7 +238,7 @@ def test_an_unheard_backend_can_be_quarantined(redis: Redis, valkey_url: str, co
         ("a", "--why", "what for"),
         ("a", "--by", "me"),
         ("a", "--quarantine", "--why", "  "),
-        ("a", "--quarantine", "--why", "x" * 501),
+        ("a", "--quarantine", "--why", "x" * 1001),
         ("a", "--quarantine", "--why", "\x1b[2J"),
         ("a", "--quarantine", "--why", "\udc80"),
     ],
@@ -260,11 +261,29 @@ def test_errors_say_what_is_wrong(redis: Redis, valkey_url: str, command: Comman
         code, out, err = command(*arguments)
         assert (code, out) == (1, "")
         assert "a: its record cannot be read" in err
+    command.use(rules(valkey_url, "a", "b"))
+    code, out, err = command()  # one that cannot be read hides no other
+    assert code == 1
+    assert out.splitlines()[1].startswith("b  ")
+    assert "a: its record cannot be read" in err
+    assert command("\udc80")[0] == 3
     command.use(rules(f"unix://{tmp_path}/none.sock"))
     for arguments in ((), ("a",), ("a", "--pardon", "--why", "x")):
         code, out, err = command(*arguments)
         assert (code, out) == (1, "")
         assert "Redis does not answer (ConnectionError)" in err
+
+
+def test_a_redis_that_is_silent_is_given_up(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing_command, "TIMEOUT", 0.2)
+    with Valkey() as server:
+        command.use(rules(server.url))
+        assert command()[0] == 0
+        server.freeze()
+        code, out, err = command()
+        server.thaw()
+    assert (code, out) == (1, "")
+    assert "Redis does not answer (TimeoutError)" in err
 
 
 def test_hostile_names_are_never_printed_raw(redis: Redis, valkey_url: str, command: Command) -> None:
@@ -307,7 +326,7 @@ def test_a_terminal_is_never_too_narrow(
             patch.setattr(sys, "stdout", terminal_out)
             command(*arguments)
         lines = terminal_out.getvalue().splitlines()
-        assert max(map(terminal.columns, lines)) <= min(columns, 100)
+        assert max(map(terminal.columns, lines)) <= (min(columns, 100) if arguments else columns)
         assert any(line.startswith("a") for line in lines)
 
 
