@@ -171,7 +171,10 @@ def _json(shown: Shown) -> str:
 
 
 def _print(lines: Sequence[str]) -> None:
-    print(encodable("\n".join(lines), sys.stdout.encoding))
+    try:
+        print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _width() -> int:

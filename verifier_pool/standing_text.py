@@ -214,7 +214,10 @@ def _accusing(summary: Summary, width: int) -> list[str]:
     rows = [(plain(row["id"]), moment(row["at"]), plain(", ".join(row["processes"]))) for row in summary["accusing"]]
     if not rows:
         return []
-    return [*wrap("Last answers that speak against it", width), *table([("id", "when (UTC)", "checks"), *rows], width)]
+    return [
+        *wrap("Last answers that speak against it", width),
+        *table([("id", "when (UTC)", "checks"), *rows], width, spare=(1,)),
+    ]
 
 
 def _earlier(records: Sequence[Summary], width: int) -> list[str]:
