@@ -187,6 +187,8 @@ class Standings:
             remember += folded.remember
             seen |= set(folded.remember)
         for name, record in records.items():
+            # Said now, so that its first answers are audited in full already, should it be declared again.
+            record = standing.resumed(record, records.values())
             change = found.changes.get(record.declaration.get("runtime", ""))
             records[name] = standing.note_change(record, change, now, self._settings.standing)
         changed = {name: record for name, record in records.items() if record is not found.records.get(name)}

@@ -66,21 +66,20 @@ def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False
     def work() -> None:
         store = _store(settings)
         secret = settings.audit.secret
-        context.use(
-            context.Context(
-                settings,
-                store,
-                references,
-                profiles,
-                secret.get_secret_value().encode() if secret else store.audit_secret(),
-                second_references,
-                second_profiles,
-            )
+        here = context.Context(
+            settings,
+            store,
+            references,
+            profiles,
+            secret.get_secret_value().encode() if secret else store.audit_secret(),
+            second_references,
+            second_profiles,
         )
+        context.use(here)
 
         def timer() -> None:
             sweep(store, settings.verification)
-            context.current().standings.fold_left()
+            here.standings.fold_left()
 
         loop = Loop(
             VERIFY_QUEUE,

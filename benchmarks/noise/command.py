@@ -20,6 +20,7 @@ from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import BackendSettings, Settings
 from verifier_pool import declarations
 from verifier_pool.runtime import connect, read_settings
+from verifier_pool.standing import Standings
 
 FEWEST = 3
 """Answers, so that every kind of seed is tried."""
@@ -73,6 +74,8 @@ def _accept(settings: Settings, name: str) -> int:
     backend = _backend(settings, name, "BACKEND")
     with _store(settings) as redis:
         accepted = declarations.accept(redis, name)
+        with contextlib.suppress(ValueError):  # a record that cannot be read is the workers' matter, who say so
+            Standings(redis, settings).fold(name)
     if accepted:
         print(f"{name}: taken at its word again for {', '.join(accepted)} (declared: {backend.runtime or 'nothing'})")
     else:

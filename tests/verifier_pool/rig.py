@@ -27,10 +27,14 @@ from verifier_pool.queue import (
     VERIFY_QUEUE,
     evidence_key,
     intent_key,
+    note_waiting,
     verify_options,
 )
 from verifier_pool.reference.base import Reference
 from verifier_pool.store import Store
+
+DECLARATION = {"model": "toy", "runtime": "", "precision": "", "engine": "", "speculative": ""}
+"""What the settings of `toy` declare their backend to run."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def intent(redis: Redis, id: str, lost_at: float = 2**40) -> None:
     """What the proxy writes before a request goes up."""
     document = {"id": id, "owner": "0" * 64, "backend": "honest", "model": "toy", "created": time.time()}
-    redis.set(intent_key(id), orjson.dumps(document))
+    redis.set(intent_key(id), orjson.dumps(document | {"declaration": DECLARATION, "operator": False}))
     redis.zadd(OPEN, {id: lost_at})
 
 
@@ -49,6 +53,7 @@ def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed
     redis.set(evidence_key(id), codec.pack(choices) if packed is None else packed, ex=600)
     queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
     queue.enqueue(VERIFY_JOB, id, **verify_options(id, settings.verification))
+    note_waiting(redis, id, choices[0].backend, time.time(), settings.verification.evidence_ttl)
     return id
 
 

@@ -16,7 +16,10 @@ from policies.evidence import Evidence
 from policies.settings import Settings
 from tests.policies import recorded
 from tests.verifier_pool import rig
+from tests.verifier_pool.told import events
 from verifier_pool import declarations
+from verifier_pool.queue import UNFOLDED, declaration_key
+from verifier_pool.standing import Standings
 
 WRONG, RIGHT = recorded.GPU, recorded.CPU
 
@@ -63,6 +66,9 @@ def test_a_changed_runtime_expires_the_declaration_until_the_operator_acts(
     assert RIGHT in alert.getMessage()
     assert declarations.entries(redis, "honest")[WRONG]["fits"] == RIGHT
     assert declarations.counted(redis) == {"honest": 1}
+    (changed,) = Standings(redis, settings).records("honest").values()
+    assert changed.state == "suspect"
+    assert RIGHT in changed.change
 
     # From now on nothing is said at T > 0 under that declaration; T = 0 needs no noise.
     assert selection_of(redis, settings, honest())[1].startswith("declaration_expired")
@@ -79,6 +85,7 @@ def test_a_changed_runtime_expires_the_declaration_until_the_operator_acts(
     assert noise_command.main(["accept", "honest", "--config", str(config)]) == 0
     assert WRONG in capsys.readouterr().out
     assert declarations.entries(redis, "honest") == {}
+    assert {record.change for record in Standings(redis, settings).records("honest").values()} == {""}
     assert selection_of(redis, settings, honest())[1].startswith("runtime_changed")
     assert declarations.counted(redis) == {"honest": 2}
 
@@ -91,6 +98,34 @@ def test_one_choice_of_several_is_enough(redis: Redis, valkey_url: str) -> None:
     rig.worker(redis, settings).serve(burst=True)
     # The declaration is the response's.
     assert declarations.entries(redis, "honest")
+
+
+def test_standing_hears_of_a_change_once_and_of_its_acceptance(redis: Redis, valkey_url: str) -> None:
+    settings = rules(valkey_url)
+    hook = {"url": "https://example.com/hook", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+    settings = Settings.model_validate(settings.model_dump() | {"webhook": hook})
+    for _ in range(3):
+        selection_of(redis, settings, honest())
+    assert sorted(event["type"] for event in events(redis)) == ["backend.runtime_changed", "backend.suspect"]
+
+    # Accepting asks for a fold, and outdates one that read the old entry and has not written yet.
+    here = Standings(redis, settings)
+    late = here._read("honest")
+    declarations.accept(redis, "honest")
+    assert redis.sismember(UNFOLDED, "honest")
+    assert not here._commit(late, here._folded(late, 1.0), 1.0)
+    here.fold_left()
+    (record,) = here.records("honest").values()
+    assert (record.change, record.state) == ("", "trial")
+    assert not redis.exists(UNFOLDED, declaration_key("honest"))
+
+
+def test_accepting_what_never_changed_leaves_nothing_behind(redis: Redis, valkey_url: str) -> None:
+    settings = rules(valkey_url)
+    assert declarations.accept(redis, "honest") == []
+    Standings(redis, settings).fold_left()
+    assert Standings(redis, settings).records("honest") == {}
+    assert not redis.exists(UNFOLDED)
 
 
 def test_commands_refuse_what_they_do_not_know(valkey_url: str, tmp_path: Path) -> None:

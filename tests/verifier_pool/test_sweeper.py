@@ -14,7 +14,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import worker
 from verifier_pool.loop import Loop
-from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key
+from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key, waiting_key
+from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
 
@@ -37,6 +38,11 @@ def test_a_proxy_that_died(redis: Redis, store: Store) -> None:
     assert verification["backend"] == "honest"
     assert not store.decided("b" * 32)
     assert redis.zcard(OPEN) == 1
+    # The backend was asked, so it counts that nothing is known of its answer.
+    Standings(redis, settings("redis://x")).fold_left()
+    (found,) = Standings(redis, settings("redis://x")).records("honest").values()
+    assert found.declaration == rig.DECLARATION
+    assert list(found.coverage.left) == ["proxy_lost"]
 
 
 def test_a_job_that_waits_is_left_alone(redis: Redis, store: Store) -> None:
@@ -56,8 +62,10 @@ def test_evidence_whose_job_was_lost_is_queued_again(redis: Redis, store: Store)
     redis.set(evidence_key(evidence.id), codec.pack([evidence]), ex=60)
     assert sweep(store, rules.verification, NOW) == 0
     assert Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [evidence.id]
+    assert redis.zrange(waiting_key("honest"), 0, -1) == [evidence.id.encode()]
     rig.worker(redis, rules).serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["verdict"] == "unaudited"
+    assert not redis.exists(waiting_key("honest"))
 
 
 def test_evidence_that_expired_before_its_job_ran(redis: Redis, store: Store) -> None:

@@ -16,7 +16,7 @@ from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool import webhooks, worker
+from verifier_pool import events, webhooks, worker
 from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, verify_signature
@@ -64,6 +64,24 @@ def test_every_try_has_the_same_id_and_bytes(redis: Redis, valkey_url: str) -> N
     assert {headers["webhook-id"] for headers, _ in receiver.requests} == {f"msg_{ID}"}
     assert all(verify_signature(SECRET, headers, body, time.time()) for headers, body in receiver.requests)
     assert len(queue.failed_job_registry) == 0
+
+
+@pytest.mark.parametrize(("word", "type"), [("reject", "rejected"), ("pass", "completed"), ("withheld", "completed")])
+def test_a_reject_is_an_event_of_its_own(word: str, type: str) -> None:
+    verification = unverified(ID, "x", {"owner": "secret-owner"}, 5.5) | {"verdict": word}
+    body = events.of_verdict(verification)
+    assert body == events.of_verdict(orjson.loads(orjson.dumps(verification)))
+    assert orjson.loads(body)["type"] == f"verification.{type}"
+    assert b"secret-owner" not in body
+
+
+@pytest.mark.parametrize("id", [ID, "event:" + ID])
+def test_what_expired_is_a_dead_letter(redis: Redis, valkey_url: str, id: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        redis.zadd(OUTBOX, {id: 1})
+        queue = run(redis, hooked(valkey_url, receiver))
+    assert queue.failed_job_registry.get_job_ids() == ["webhook-" + id.replace(":", "-")]
+    assert receiver.requests == []
 
 
 def test_after_the_last_try_it_is_a_dead_letter(redis: Redis, valkey_url: str) -> None:
