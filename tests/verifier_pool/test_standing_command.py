@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from redis import Redis
 
 import countersign
 from policies import standing
 from policies.settings import Settings
-from policies.unit import PROCESSES, Unit, declaration_name, declaration_of
+from policies.unit import Unit, declaration_name, declaration_of
 from tests.support.valkey import Valkey
 from verifier_pool import standing_command, standing_text, terminal
 from verifier_pool.queue import SECOND_UNCHECKED, UNFOLDED, UNITS_DROPPED, standing_field, standing_key, units_key
 from verifier_pool.standing import Standings
-from verifier_pool.standing_text import Shown
 
 NOW = 1_764_000_000.0
 CLEAN = {"selection": (0.0, 0.0), "structure": (0.0, 0.0), "withheld": (0.0, 0.0), "distance": (0.0, 0.02)}
@@ -360,48 +355,17 @@ def test_lines_for_other_programs_are_whole(redis: Redis, valkey_url: str, comma
     assert found[0]["declared"] is True
 
 
-OUTCOMES = st.dictionaries(st.sampled_from(PROCESSES), st.sampled_from([(0.0, 0.02), (1.0, 0.02)]), max_size=7)
-MORE = st.fixed_dictionaries(
-    {
-        "tokens": st.integers(0, 10**9),
-        "undecided": st.sampled_from(["", "no_logprobs", "backlog", "client_left", "\x1b"]),
-        "blame": st.sampled_from(["", "backend", "ours", "request"]),
-        "outside": st.sampled_from(["", "client_seed", "else"]),
-        "key": st.text(max_size=5),
-        "operator": st.booleans(),
-        "delta": st.floats(0, 1),
-    }
-)
-
-
-@given(st.lists(st.tuples(OUTCOMES, MORE), max_size=30), st.integers(1, 140), st.booleans(), st.booleans())
-def test_any_record_can_be_shown(
-    found: list[tuple[dict[str, tuple[float, float]], dict[str, Any]]], width: int, declared: bool, recorded: bool
+def test_a_record_that_keeps_changing(
+    redis: Redis, valkey_url: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = rules("redis://unused")
-    record = standing.new("a", declaration_of(settings.backend("a")), 1, NOW)
-    units = [unit(settings, n, outcomes, **more) for n, (outcomes, more) in enumerate(found)]
-    record = standing.fold(record, units, set(), settings.standing).record
-    summary = standing.summary(record, settings.standing, settings.audit)
-    shown = Shown(summary, declared, recorded, [summary], 3, 2, 1)
-    lines = standing_text.page(shown, settings, width)
-    lines += standing_text.line_per_backend([shown, shown], width, time.time())
-    assert all(line.isprintable() and terminal.columns(line) <= max(width, 2) for line in lines)
-    unheard = dataclasses.replace(shown, summary={**summary, "since": None})
-    assert standing_text.line_per_backend([unheard], width, NOW)
+    def written_meanwhile(self: Standings, found: object, made: object, now: float) -> bool:
+        return False
 
-
-@pytest.mark.parametrize(
-    ("share", "shown"),
-    [(None, "-"), (0.0, "0 %"), (0.0004, "<0.1 %"), (0.29, "29 %"), (0.9996, "99.9 %"), (1.0, "100 %"), (0.05, "5 %")],
-)
-def test_shares_are_cut_and_not_rounded(share: float | None, shown: str) -> None:
-    assert standing_text.percent(share) == shown
-
-
-@pytest.mark.parametrize("at", [None, 1e30, float("nan"), float("inf")])
-def test_no_moment(at: float | None) -> None:
-    assert standing_text.moment(at) == "-"
+    command.use(rules(valkey_url))
+    monkeypatch.setattr(Standings, "_commit", written_meanwhile)
+    code, out, err = command("a", "--quarantine", "--why", "x")
+    assert (code, out) == (1, "")
+    assert "a: its record keeps changing; nothing was done, try again" in err
 
 
 def test_the_help_says_what_the_exit_code_means(command: Command) -> None:

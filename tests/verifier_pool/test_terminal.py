@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifier_pool import terminal
@@ -27,6 +27,7 @@ def line_of(lines: list[str]) -> int:
     return row
 
 
+@settings(deadline=None)
 @given(POINTS, NEEDED, WIDTHS)
 def test_a_chart_never_raises_and_keeps_its_width(
     points: list[tuple[float | None, float | None]], needed: float, width: int
@@ -36,6 +37,7 @@ def test_a_chart_never_raises_and_keeps_its_width(
     assert len(lines) in (0, terminal.HEIGHT + 2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-30, 400), min_size=1, max_size=300), st.floats(0.5, 12), st.integers(24, 140))
 def test_a_chart_reaches_the_line_where_the_evidence_does(values: list[float], needed: float, width: int) -> None:
     lines = terminal.chart([*enumerate(values, 1)], needed, width)
@@ -72,6 +74,7 @@ def test_one_high_unit_among_thousands_is_seen() -> None:
     assert [row for row, _ in dots(terminal.chart(points, 6, 80))].count(0) == 1
 
 
+@settings(deadline=None)
 @given(st.floats())
 def test_numbers_say_the_power_they_are_given(log10: float) -> None:
     shown = terminal.number(log10)
@@ -82,6 +85,7 @@ def test_numbers_say_the_power_they_are_given(log10: float) -> None:
         assert shown == ("0" if log10 < 0 else "inf")
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(0, 60))
 def test_nothing_is_shown_raw_or_too_wide(text: str, width: int) -> None:
     shown = terminal.plain(text)
@@ -93,6 +97,7 @@ def test_nothing_is_shown_raw_or_too_wide(text: str, width: int) -> None:
     assert all(terminal.columns(line) <= max(width, 2) for line in terminal.wrap(shown, width, "   "))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_wrapping_loses_nothing(text: str) -> None:
     shown = terminal.plain(text)
@@ -106,6 +111,7 @@ def test_hostile_names_are_spelt_out() -> None:
     assert terminal.fit("模型模型", 5) == "模型…"
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(PRINTABLE, PRINTABLE, PRINTABLE), min_size=1, max_size=5),
     st.integers(0, 120),
