@@ -28,7 +28,7 @@ EXPERTS = {"moe": "eager", "moe-graphs": "graphs"}
 the other half is judged."""
 PER_PROMPT = 3
 """Answers to each prompt, one per temperature, next to each other."""
-EVIDENCE = ("exceeds", "n_least", "groups", "forged")
+EVIDENCE = ("exceeds", "mu0", "n_least", "groups", "forged")
 """Metrics of a check that its evidence is made of."""
 LENGTHS = (32, 64, 128)
 """Tokens at which the statistics are compared."""
