@@ -8,6 +8,7 @@ counted once, or is still in the list, whatever dies when.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,20 +92,24 @@ class Standings:
         fields = cast("list[bytes]", self._redis.hkeys(STANDINGS))
         return sorted({name.decode().rpartition(":")[0] for name in fields})
 
-    def fold(self, backend: str, batches: int = 8) -> int:
-        """Count what waits in the backend's list, at most `batches` times `BATCH`; returns how many units that was."""
-        total = 0
-        for _ in range(batches):
-            folded = self._fold(backend)
+    def fold(self, backend: str, seconds: float = 2.0) -> int:
+        """Count what waits in the backend's list; returns how many units that was.
+
+        Begins no further step after `seconds`; a step takes milliseconds, and a few seconds where the evidence lacks
+        nothing but corroboration. What is left is anybody's.
+        """
+        deadline = time.monotonic() + seconds
+        total = folded = self._fold(backend, deadline)
+        while folded == BATCH and time.monotonic() <= deadline:
+            folded = self._fold(backend, deadline)
             total += folded
-            if folded < BATCH:
-                break
         return total
 
-    def fold_left(self, seconds: float = 3.0) -> int:
+    def fold_left(self, seconds: float = 2.0) -> int:
         """Count what others left behind: the proxies, and workers that died. Returns how many units that was.
 
-        Stops after about `seconds`. What goes wrong with one backend is logged and keeps none of the others waiting.
+        Begins no further step after `seconds`. What goes wrong with one backend is logged and keeps none of the others
+        waiting.
         """
         deadline, total = time.monotonic() + seconds, 0
         backends = sorted(name.decode() for name in cast("set[bytes]", self._redis.smembers(UNFOLDED)))
@@ -113,7 +118,7 @@ class Standings:
             if time.monotonic() > deadline:
                 break
             try:
-                total += self.fold(backend)
+                total += self.fold(backend, deadline - time.monotonic())
             except ValueError as error:
                 logger.error("the standing of backend %s cannot be kept: %s", backend, error)
         return total
@@ -134,7 +139,7 @@ class Standings:
         """
         declaration, rules = declaration_of(self._settings.backend(backend)), self._settings.standing
         name = declaration_name(declaration)
-        self.fold(backend, batches=1_000_000)
+        self.fold(backend, math.inf)
         for found in self._tries(backend):
             now, number = time.time(), standing.next_number(found.records.values())
             before = found.records.get(name) or standing.new(backend, declaration, number, now)
@@ -144,7 +149,7 @@ class Standings:
                 return after
         raise Contended(backend)
 
-    def _fold(self, backend: str) -> int:
+    def _fold(self, backend: str, deadline: float) -> int:
         for found in self._tries(backend):
             now = time.time()
             made = self._folded(found, now)
@@ -152,7 +157,9 @@ class Standings:
                 return 0
             if self._commit(found, made, now):
                 return made.taken
-        logger.warning("others keep folding the units of backend %s", backend)
+            if time.monotonic() > deadline:
+                break
+        logger.info("others are folding the units of backend %s", backend)
         return 0
 
     def _tries(self, backend: str) -> Iterator[_Found]:

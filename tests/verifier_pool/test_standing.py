@@ -67,7 +67,7 @@ def test_what_others_read_of_a_standing(redis: Redis, valkey_url: str) -> None:
 def test_more_units_than_one_step_takes(redis: Redis, valkey_url: str) -> None:
     rules = settings(valkey_url)
     push(redis, *(told(rules) for _ in range(600)))
-    assert Standings(redis, rules).fold("honest", batches=1) == 256
+    assert Standings(redis, rules).fold("honest", seconds=0) == 256
     assert redis.sismember(UNFOLDED, "honest")
     assert Standings(redis, rules).fold("honest") == 344
     assert record(redis, rules).coverage.generations == 600
@@ -261,7 +261,7 @@ def test_many_processes_fold_at_once(redis: Redis, valkey_url: str) -> None:
         for unit in units[500:]:
             if settle(mine, unit):
                 here.fold("honest")
-        here.fold("honest", batches=100)
+        here.fold("honest", seconds=100)
 
     together(work, work, work)
     Standings(redis, rules).fold_left()
