@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisDown
 
 from policies.errors import SettingsError, StoreUnavailable
 from tests.verifier_pool import rig
-from tests.verifier_pool.toy import settings
+from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context, runtime, worker
 from verifier_pool.runtime import Child, read_settings, through_outages
 
@@ -80,6 +80,33 @@ def test_one_bad_reference_closes_those_that_started(monkeypatch: pytest.MonkeyP
     with pytest.raises(SettingsError, match=r"models\.b"):
         context.open_references(rules)
     assert closed == ["a"]
+
+
+def test_a_bad_second_reference_closes_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reference = ToyReference()
+
+    def open_references(_settings: object, *, second: bool = False) -> dict[str, ToyReference]:
+        if second:
+            raise SettingsError("models.toy.second_reference", "another")
+        return {"toy": reference}
+
+    monkeypatch.setattr(context, "open_references", open_references)
+    with pytest.raises(SettingsError, match="second_reference"):
+        worker.run_verify(settings(f"unix://{tmp_path}/none.sock"), threading.Event())
+    assert reference.closed
+
+
+def test_the_second_reference_and_profile_are_read_from_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(context, "open_reference", lambda _name, given: opened.append(given.url))
+    first, other = {"kind": "vllm_http", "url": "http://first"}, {"kind": "vllm_http", "url": "http://second"}
+    toy = {"reference": first, "second_reference": other, "second_profile": "/nowhere.json"}
+    rules = settings("redis://x", models={"toy": toy})
+    assert list(context.open_references(rules)) == list(context.open_references(rules, second=True)) == ["toy"]
+    assert opened == ["http://first", "http://second"]
+    assert context.read_profiles(rules) == {}
+    with pytest.raises(SettingsError, match=r"models\.toy\.second_profile"):
+        context.read_profiles(rules, second=True)
 
 
 def test_burst_does_not_wait_for_redis(tmp_path: Path) -> None:
