@@ -5,7 +5,8 @@ prompts can look for the ones that a calibration foresaw least and send them ove
 is honest. What the answers to other keys say is not that client's to choose. So the evidence of these checks counts as
 an accusation only where it suffices with the answers of *any* two keys left out. Whatever two clients send, the
 evidence that remains without them is an e-process of the others' answers, and reaches 1/α with probability at most α.
-That needs three keys that speak against the backend. The operator's own traffic has no such doubt and may speak alone.
+That needs three keys that speak against the backend. The operator's own traffic has no such doubt and may speak alone;
+the two are averaged, so that either may accuse and both together keep to α.
 
 Evidence is taken over the last `record.WINDOW` units with a replay, each with the weight ω of its own number: a part of
 the sum that makes the whole (`policies.eprocess`), so it is never more than that.
@@ -13,6 +14,7 @@ the sum that makes the whole (`policies.eprocess`), so it is never more than tha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -31,15 +33,16 @@ MOST_KEYS = 24
 """Keys whose pairs are tried, those with the most failing units first: leaving others out changes less."""
 
 
-def log_evidence(heard: Sequence[Heard], others: float, fault_rate: float) -> tuple[float, float]:
-    """Logarithms of the evidence that remains without the two most accusing keys, and by the operator's units alone.
+def log_evidence(heard: Sequence[Heard], others: float, fault_rate: float) -> float:
+    """Logarithm of the evidence that can accuse: the average of what remains without the two most accusing keys and of
+    what the operator's units say alone.
 
     Args:
         heard: units with a replay, in their order.
-        others: logarithm of the evidence of the exact processes, which is added to both.
+        others: logarithm of the evidence of the exact processes, which is added.
     """
     if not heard:
-        return others, others
+        return others
     failing = Counter(unit.key for unit in heard if any(x > 0 for x, _ in unit.outcomes.values()))
     keys = [key for key, _ in failing.most_common(MOST_KEYS)]
     operator = np.array([unit.operator for unit in heard])
@@ -47,8 +50,10 @@ def log_evidence(heard: Sequence[Heard], others: float, fault_rate: float) -> tu
     if len(keys) > LEFT_OUT:
         names = np.array([unit.key for unit in heard])
         masks += [~np.isin(names, pair) for pair in combinations(keys, LEFT_OUT)]
-    found = np.logaddexp(_walk(heard, np.array(masks), fault_rate), others)
-    return float(found[1:].min()) if len(keys) > LEFT_OUT else others, float(found[0])
+    found = _walk(heard, np.array(masks), fault_rate)
+    alone = found[0] if operator.any() else eprocess.NOTHING
+    without_two = found[1:].min() if len(keys) > LEFT_OUT else eprocess.NOTHING
+    return float(np.logaddexp(np.logaddexp(alone, without_two) - math.log(2), others))
 
 
 def speakers(heard: Sequence[Heard]) -> int:

@@ -29,11 +29,10 @@ REPLAYED = ("distance", "margin", "routing", "forged")
 PROCESSES = EXACT + REPLAYED
 
 CLIENT_SEED = "client_seed"
-EXTRA_REPLAY = "extra_replay"
 REPEATED = "repeated"
 KEY_SHARE = "key_share"
-"""Why a unit stays outside the evidence: its seed was the client's; its replay was chosen for what the answer said;
-it is a unit that was counted already; its client key has had its share of the day."""
+"""Why a unit stays outside the evidence: its seed was the client's; it was counted already; its client key has had its
+share of the day."""
 
 _ASKING = ("messages", "prompt", "tools", "chat_template", "chat_template_kwargs", "documents")
 """Fields of a request that make its prompt."""
@@ -87,15 +86,14 @@ def of_response(
     operator: bool,
     profile: str = "",
     delta: float = 0.0,
-    extra_replay: bool = False,
 ) -> Unit:
     """The unit of one judged response.
 
     Args:
-        verification: as `policies.verification.describe` made it of these choices.
+        verification: as `policies.verification.describe` made it of these choices, without any replay that was made
+            for what the answer or its CPU checks said: that was no choice of the past and the secret.
         operator: the response answered the operator's own traffic.
         profile, delta: of the profile its calibrated checks were held against.
-        extra_replay: it was replayed for what its answer or its CPU checks said, not by the secret choice.
     """
     first = choices[0]
     spoken = choices[_speaks(secret, first.id, len(choices))]
@@ -103,7 +101,6 @@ def of_response(
     key = digest(secret, b"key/" + first.owner.encode())
     prompt = digest(secret, b"prompt/" + _asked(spoken))
     undecided, blame = coverage.of(verification)
-    outside = CLIENT_SEED if any(choice.sampling.client_seed for choice in choices) else ""
     return Unit(
         id=first.id,
         at=float(verification["decided"]),
@@ -122,7 +119,7 @@ def of_response(
         outcomes=outcomes(checks),
         profile=profile,
         delta=delta,
-        outside=outside or (EXTRA_REPLAY if extra_replay else ""),
+        outside=CLIENT_SEED if any(choice.sampling.client_seed for choice in choices) else "",
         draw=int(digest(secret, f"draw/{first.id}".encode()), 16) / 2**64,
     )
 

@@ -12,7 +12,7 @@ from policies import standing
 from policies.audit import ALARM, CALM
 from policies.coverage import BACKEND, OURS, REQUEST
 from policies.settings import Settings
-from policies.unit import CLIENT_SEED, EXTRA_REPLAY, KEY_SHARE, REPEATED
+from policies.unit import CLIENT_SEED, KEY_SHARE, REPEATED
 from verifier_pool.terminal import chart, number, plain, table, wrap
 
 Summary = Mapping[str, Any]
@@ -26,7 +26,6 @@ MEANINGS = {
 BLAMES = {BACKEND: "the backend", OURS: "ours", REQUEST: "the request"}
 OUTSIDE = {
     CLIENT_SEED: "the client set the seed",
-    EXTRA_REPLAY: "replayed for what the answer said",
     REPEATED: "counted before",
     KEY_SHARE: "its client key had its share of the day",
 }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from policies import _folding, standing
 from policies.record import LAST_ACCUSING, LONGEST_TRAIL, MOST_POINTS, WINDOW, Record
 from policies.settings import AuditSettings, StandingSettings
-from policies.unit import CLIENT_SEED, EXTRA_REPLAY, KEY_SHARE, REPEATED, Unit
+from policies.unit import CLIENT_SEED, KEY_SHARE, REPEATED, Unit
 from tests.policies.standings import DECLARATION, RULES, START, honest, record, unit
 
 AUDIT = AuditSettings()
@@ -107,14 +107,14 @@ def test_all_lives_together_spend_at_most_alpha(lives: int, alpha: float) -> Non
 def test_what_was_not_chosen_beforehand_stays_outside() -> None:
     units = [
         unit(0, "selection", outside=CLIENT_SEED),
-        unit(1, "distance", outside=EXTRA_REPLAY),
+        unit(1, "distance", outside=CLIENT_SEED),
         unit(2, "selection", unit="known"),
         unit(3, "selection", unit="twice"),
         unit(4, "selection", unit="twice"),
     ]
     folded = standing.fold(record(), units, {"u:known"}, RULES)
     assert folded.record.n == 1
-    assert folded.record.outside == {CLIENT_SEED: 1, EXTRA_REPLAY: 1, REPEATED: 2}
+    assert folded.record.outside == {CLIENT_SEED: 2, REPEATED: 2}
     assert folded.record.coverage.generations == 5
     assert folded.remember == ["u:twice", "p:prompt3"]
     assert set(folded.remember) <= set(standing.names(units))

@@ -94,9 +94,9 @@ def test_a_unit_is_key_prompt_and_seed_and_nothing_the_backend_says() -> None:
         assert of([answer(request=request)], passing()).prompt != base.prompt
 
 
-def test_client_seeds_and_extra_replays_stay_outside() -> None:
+def test_client_seeds_stay_outside() -> None:
     assert of([answer(sampling=Sampling(seed=5, client_seed=True))], passing()).outside == unit.CLIENT_SEED
-    assert of([answer()], passing(), extra_replay=True).outside == unit.EXTRA_REPLAY
+    assert of([answer()], passing()).outside == ""
 
 
 def test_one_choice_speaks_for_a_response_and_which_is_secret() -> None:
