@@ -20,7 +20,8 @@ Standing (verifier_pool.standing):
     units:BACKEND     list of units (policies.unit) as JSON, in the order of their verdicts, that no record holds yet
     unfolded          set of backends that have any
     standing:BACKEND  hash: `version`, an integer, and by name of its declaration a packed record (policies.standing)
-    standing-seen:BACKEND  sorted set of names that were counted, scored by their second
+    standing-seen:BACKEND:KIND  sorted set of names of units (KIND u) and prompts (p) that were counted, scored by the
+                      second they were last met
     standings         hash: by `BACKEND:DECLARATION` what others need to know, JSON (`standing_field`)
     units-dropped     hash: by backend, units that were not folded: the list was full, or they could not be read
     second-unchecked  hash: by backend, units whose accusing replay the second reference could not repeat
@@ -89,25 +90,27 @@ local backend, now, folded, unread = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumb
 local records, names, events = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local remembered, most, lifetime, at = tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11], 12
 if folded > 0 then redis.call('LTRIM', KEYS[2], folded, -1) end
-if unread > 0 then redis.call('HINCRBY', KEYS[7], backend, unread) end
+if unread > 0 then redis.call('HINCRBY', KEYS[6], backend, unread) end
 if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[3], backend) end
 for _ = 1, records do
   redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1])
-  redis.call('HSET', KEYS[5], backend .. ':' .. ARGV[at], ARGV[at + 2])
+  redis.call('HSET', KEYS[4], backend .. ':' .. ARGV[at], ARGV[at + 2])
   at = at + 3
 end
 for _ = 1, names do
-  redis.call('ZADD', KEYS[4], now, ARGV[at])
-  at = at + 1
+  redis.call('ZADD', KEYS[tonumber(ARGV[at])], now, ARGV[at + 1])
+  at = at + 2
 end
 if names > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', tonumber(now) - remembered)
-  redis.call('ZREMRANGEBYRANK', KEYS[4], 0, -most - 1)
-  redis.call('EXPIRE', KEYS[4], remembered)
+  for _, key in ipairs({KEYS[7], KEYS[8]}) do
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', tonumber(now) - remembered)
+    redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
+    redis.call('EXPIRE', key, remembered)
+  end
 end
 for number = 1, events do
-  redis.call('SET', KEYS[7 + number], ARGV[at + 1], 'EX', lifetime)
-  redis.call('ZADD', KEYS[6], now, ARGV[at])
+  redis.call('SET', KEYS[8 + number], ARGV[at + 1], 'EX', lifetime)
+  redis.call('ZADD', KEYS[5], now, ARGV[at])
   at = at + 2
 end
 return 1
@@ -121,9 +124,12 @@ RETRY_SECONDS = (1, 5, 30)
 """Waits before a verification is tried again."""
 
 REMEMBERED = 30 * 86_400
-"""Seconds for which a counted unit or prompt is remembered, as long as there are at most `MOST_REMEMBERED`."""
+"""Seconds for which a unit or prompt is remembered after it was met, as long as there are at most `MOST_REMEMBERED` of
+its kind."""
 MOST_REMEMBERED = 100_000
-MOST_UNITS = 1_000_000
+KINDS = ("u", "p")
+"""How the names of units and of prompts begin."""
+MOST_UNITS = 100_000
 """Units of one backend that wait for a worker; more are dropped and counted."""
 
 
@@ -182,9 +188,12 @@ def standing_key(backend: str) -> str:
     return f"{PREFIX}standing:{backend}"
 
 
-def seen_key(backend: str) -> str:
-    """Key of the backend's memory of units and prompts, a sorted set."""
-    return f"{PREFIX}standing-seen:{backend}"
+def seen_key(backend: str, name: str) -> str:
+    """Key of the backend's memory of names like this one (`policies.standing.names`), a sorted set.
+
+    Units and prompts have one each: there are many more units, and they must not make it forget prompts.
+    """
+    return f"{PREFIX}standing-seen:{backend}:{name[:1]}"
 
 
 def standing_field(backend: str, declaration: str) -> str:
@@ -242,17 +251,19 @@ def store_standing(
         before, after: records by name of their declaration; `after` holds those to be written.
         now: Unix seconds.
         taken, unread: first units of the list that are done with, and how many of them could not be counted.
-        remember: names that the backend's memory learns.
+        remember: names that the backend's memory learns, or met again.
     """
     happened = [event for name, record in after.items() for event in standing.events(before.get(name), record)]
     told = {secrets.token_hex(16): event for event in happened} if settings.webhook is not None else {}
-    keys = [standing_key(backend), units_key(backend), UNFOLDED, seen_key(backend), STANDINGS, OUTBOX, UNITS_DROPPED]
+    keys = [standing_key(backend), units_key(backend), UNFOLDED, STANDINGS, OUTBOX, UNITS_DROPPED]
+    keys += [seen_key(backend, kind) for kind in KINDS]
     arguments: list[bytes | str | int] = [version, backend, f"{now:.3f}", taken, unread]
     arguments += [len(after), len(remember), len(told)]
     arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl]
     for name, record in after.items():
         arguments += [name, standing.pack(record), _entry(record, settings.audit)]
-    arguments += remember
+    for name in remember:
+        arguments += [keys.index(seen_key(backend, name)) + 1, name]
     for id, event in told.items():
         arguments += [EVENT + id, body(event.type, now, event.data)]
     return [*keys, *map(event_key, told)], arguments, happened

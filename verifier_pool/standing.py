@@ -182,7 +182,8 @@ class Standings:
         """Count the units, and note what contradicts declarations; the records that changed come back."""
         units = [unit for unit in (_decoded(data, found.backend) for data in found.units) if unit is not None]
         unread = len(found.units) - len(units)
-        seen, remember, records = self._seen(found.backend, units), list[str](), dict(found.records)
+        seen, records = self._seen(found.backend, units), dict(found.records)
+        remember = sorted(seen)
         for name, group in _by_declaration(units).items():
             record = records.get(name)
             if record is None:
@@ -205,8 +206,10 @@ class Standings:
         names = list(dict.fromkeys(standing.names(units)))
         if not names:
             return set()
-        scores = self._redis.zmscore(seen_key(backend), names)
-        return {name for name, score in zip(names, scores, strict=True) if score is not None}
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.zscore(seen_key(backend, name), name)
+        return {name for name, score in zip(names, pipeline.execute(), strict=True) if score is not None}
 
     def _commit(self, found: _Found, made: _Made, now: float) -> bool:
         """Write back, unless somebody else wrote since `found` was read; events go to the outbox with it."""

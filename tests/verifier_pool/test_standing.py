@@ -82,7 +82,7 @@ def test_the_same_question_counts_once_over_folds_and_declarations(redis: Redis,
         Standings(redis, rules).fold("honest")
     assert (record(redis, rules).n, record(redis, rules).outside) == (1, {"repeated": 1})
     assert (record(redis, other).n, record(redis, other).outside) == (0, {"repeated": 1})
-    assert 0 < redis.ttl(seen_key("honest")) <= 30 * 86_400
+    assert 0 < redis.ttl(seen_key("honest", "u")) <= 30 * 86_400
     # In one step as well.
     redis.flushall()
     push(redis, unit, told(rules, unit=unit.unit), told(other, unit=unit.unit))
@@ -93,12 +93,17 @@ def test_the_same_question_counts_once_over_folds_and_declarations(redis: Redis,
 def test_the_memory_of_names_is_bounded(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verifier_pool.queue.MOST_REMEMBERED", 3)
     rules = settings(valkey_url)
-    redis.zadd(seen_key("honest"), {"u:old": time.time() - 31 * 86_400})
-    units = [told(rules) for _ in range(5)]
-    for unit in units:
+    redis.zadd(seen_key("honest", "u"), {"u:old": time.time() - 31 * 86_400})
+    often = told(rules, outcomes=CLEAN | {"distance": (0.0, 0.01)})
+    others = [told(rules) for _ in range(4)]
+    for unit in (often, others[0], others[1], msgspec.structs.replace(often, id="x"), others[2], others[3]):
         push(redis, unit)
         Standings(redis, rules).fold("honest")
-    assert redis.zrange(seen_key("honest"), 0, -1) == [f"u:{unit.unit}".encode() for unit in units[2:]]
+        time.sleep(0.002)
+    # What comes again is not forgotten, and units do not push prompts out.
+    kept = [often, others[2], others[3]]
+    assert redis.zrange(seen_key("honest", "u"), 0, -1) == [f"u:{unit.unit}".encode() for unit in kept]
+    assert redis.zrange(seen_key("honest", "p"), 0, -1) == [f"p:{often.prompt}".encode()]
 
 
 def test_another_declaration_begins_another_record_and_the_first_resumes(redis: Redis, valkey_url: str) -> None:
@@ -285,7 +290,8 @@ def test_a_fold_killed_anywhere_counts_nothing_twice_and_loses_nothing(redis: Re
         lefts.add(int(redis.llen(units_key("honest"))))
         Standings(redis, rules).fold_left()
         assert record(redis, rules).coverage.generations == 300
-        assert redis.zcard(seen_key("honest")) == record(redis, rules).n
+        assert redis.zcard(seen_key("honest", "u")) == record(redis, rules).n
+        assert redis.zcard(seen_key("honest", "p")) == 0
         assert [event["type"] for event in events(redis)].count("backend.quarantined") == 1
         assert not redis.exists(UNFOLDED, units_key("honest"))
         command += 1
