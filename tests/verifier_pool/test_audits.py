@@ -318,7 +318,7 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(redis: R
         before.add(store.decided(evidence.id))
         jobs.verify(evidence.id)
         jobs.verify(evidence.id)
-        context.current().standings.fold_left()
+        context.current().standings.fold_left(60)
         verification = store.verdict(evidence.id)
         assert verification is not None
         assert verification["verdict"] == "reject"
@@ -345,7 +345,7 @@ def test_a_job_in_two_processes_at_once_is_one_verdict_and_one_unit(redis: Redis
             jobs.verify(evidence.id)
 
     together(work, work)
-    Standings(redis, rules).fold_left()
+    Standings(redis, rules).fold_left(60)
     assert record(redis, rules).coverage.generations == 60
     assert redis.zcard(OUTBOX) == 60
     assert not redis.exists(units_key("honest"), UNFOLDED)

