@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -13,7 +14,7 @@ from policies import audit, codec
 from policies.checks import VerdictWord
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence
-from policies.unit import declaration_of, of_response
+from policies.unit import Unit, declaration_of, of_response
 from policies.verification import Verification, unverified
 from verifier_pool import declarations, history
 from verifier_pool.context import NO_MODEL, Context, current
@@ -61,10 +62,9 @@ def give_up(id: str, reason: str) -> None:
 
 
 def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
-    name, backend, runtime = choices[0].model, choices[0].backend, choices[0].runtime
-    redis, model = context.store.redis, context.settings.models.get(name, NO_MODEL)
-    intent = context.store.intent(id) or {}
+    backend, runtime, redis = choices[0].backend, choices[0].runtime, context.store.redis
     chosen = _chosen(context, id, choices[0])
+    model = context.settings.models.get(choices[0].model, NO_MODEL)
     judged = partial(
         judge,
         choices,
@@ -73,6 +73,26 @@ def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
         declaration_expired=declarations.expired(redis, backend, runtime),
         earlier=history.note(redis, context.secret, choices, model.vocab_size),
     )
+    verification, unit = _weighed(context, choices, chosen, judged)
+    changed = declarations.note(redis, verification, runtime)
+    if context.store.settle(verification, unit):
+        if changed:
+            declarations.count(redis, backend)
+        if verification.get("second_reference", {}).get("unchecked"):
+            redis.hincrby(SECOND_UNCHECKED, backend, 1)
+    _fold(context, backend)
+    return str(verification["verdict"])
+
+
+def _weighed(
+    context: Context, choices: Sequence[Evidence], chosen: bool, judged: Callable[..., Verification]
+) -> tuple[Verification, Unit]:
+    """The verification of a response, and the unit it is in its backend's standing. `judged` is `judge` of its choices.
+
+    Raises:
+        ReplayError: the reference had a passing trouble and this is not the last try.
+    """
+    name = choices[0].model
     reference, profile = context.references.get(name), context.profiles.get(name)
     replayed = partial(judged, reference=reference, profile=profile)
     verification = replayed(audited=chosen, last_try=_attempt() >= len(RETRY_SECONDS))
@@ -80,26 +100,18 @@ def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
         choices,
         verification,
         context.secret,
-        operator=intent.get("operator") is True,
+        operator=(context.store.intent(choices[0].id) or {}).get("operator") is True,
         profile=context.profile_names.get(name, ""),
         delta=profile.delta if profile is not None else 0.0,
     )
-    unchecked: tuple[str, ...] = ()
     if not chosen and reference is not None and _doubtful(verification):
         # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
-        verification = replayed(audited=True) | {"extra_replay": True}
-    elif accusing(unit) and name in context.second_references:
+        return replayed(audited=True) | {"extra_replay": True}, unit
+    if accusing(unit) and name in context.second_references:
         again = judged(reference=context.second_references[name], profile=context.second_profiles[name], audited=True)
         unit, found = confirmed(unit, of_response(choices, again, context.secret, operator=unit.operator))
-        verification["second_reference"], unchecked = asdict(found), found.unchecked
-    changed = declarations.note(redis, verification, runtime)
-    if context.store.settle(verification, unit):
-        if changed:
-            declarations.count(redis, backend)
-        if unchecked:
-            redis.hincrby(SECOND_UNCHECKED, backend, 1)
-    _fold(context, backend)
-    return str(verification["verdict"])
+        verification["second_reference"] = asdict(found)
+    return verification, unit
 
 
 def _chosen(context: Context, id: str, choice: Evidence) -> bool:

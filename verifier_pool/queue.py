@@ -2,7 +2,7 @@
 
 Nothing here opens a connection; this is the only module of `verifier_pool` that the proxy imports.
 
-    intent:ID    JSON, written before the request goes up; holds owner, backend, model, mode
+    intent:ID    JSON, written before the request goes up; holds owner, backend and its declaration, model, mode
     open         sorted set of ids without a verdict, scored by the second they count as lost
     evidence:ID  packed evidence (policies.codec), deleted with its TTL
     verdict:ID   the verification as JSON, written once (SET NX); first writer wins
