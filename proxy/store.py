@@ -22,6 +22,7 @@ from policies.settings import VerificationSettings
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
+from proxy.tasks import end
 from verifier_pool.queue import (
     OPEN,
     STANDINGS,
@@ -80,9 +81,7 @@ class Store:
 
     async def close(self) -> None:
         """Stop listening and close the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._redis.aclose()
 
     async def open(self, generation: Generation) -> None:

@@ -135,17 +135,20 @@ class Backends:
         return self._ordered(free)
 
     def _ordered(self, free: list[Backend]) -> list[Backend]:
+        """Rank by rank, in each the least busy first, and equally busy ones in turn."""
         now = time.monotonic()
         model = free[0].settings.model
         turn = self._turns[model] = self._turns.get(model, 0) + 1
-        turned = free[turn % len(free) :] + free[: turn % len(free)]
         chosen = self._suspects_turn(free)
-
-        def rank(backend: Backend) -> tuple[bool, bool, bool, int]:
-            suspect = backend.standing.state == "suspect"
-            return backend.resting_until > now, backend is not chosen, suspect, backend.outstanding
-
-        return sorted(turned, key=rank)
+        ranks: dict[tuple[bool, bool, bool], list[Backend]] = {}
+        for backend in free:
+            rank = backend.resting_until > now, backend is not chosen, backend.standing.state == "suspect"
+            ranks.setdefault(rank, []).append(backend)
+        ordered: list[Backend] = []
+        for _, alike in sorted(ranks.items(), key=lambda item: item[0]):
+            first = turn % len(alike)
+            ordered += sorted(alike[first:] + alike[:first], key=lambda backend: backend.outstanding)
+        return ordered
 
     def _suspects_turn(self, free: list[Backend]) -> Backend | None:
         """The suspect whose turn this is, if it is one's: each has one in `len(free)` turns, and gets its share of

@@ -17,6 +17,7 @@ from policies.errors import StoreUnavailable
 from policies.unit import declaration_name, declaration_of
 from proxy.backends.pool import Backend, Backends, Standing
 from proxy.store import Store
+from proxy.tasks import end
 from verifier_pool.queue import standing_field
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ class Standings:
     async def close(self) -> None:
         """Stop reading."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     async def refresh(self) -> None:
         """Read now. Raises StoreUnavailable; what was known then stays."""

@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 
 from policies.errors import ApiError, RequestTooLarge
 from proxy.tap.rawjson import write
+from proxy.tasks import end
 
 _LINGER_SECONDS = 2.0
 
@@ -82,9 +83,9 @@ async def unless_client_leaves(
             await asyncio.wait((working,))
     finally:
         watching.cancel()
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
+        await end(working)
+    if not working.cancelled():
+        working.result()
 
 
 async def _disconnected(receive: Receive) -> None:

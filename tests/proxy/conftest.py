@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,10 +17,11 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from policies import codec
 from policies.evidence import Evidence
+from policies.unit import declaration_name, declaration_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from verifier_pool.queue import OPEN, VERDICTS, evidence_key, verdict_key
+from verifier_pool.queue import OPEN, STANDINGS, VERDICTS, evidence_key, intent_key, standing_field, verdict_key
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "count"}]
 CHAT: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -33,6 +35,13 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture
 def backend() -> Iterator[FakeBackend]:
+    with FakeBackend() as server:
+        yield server
+
+
+@pytest.fixture
+def second() -> Iterator[FakeBackend]:
+    """Another backend, for rigs made with its URL."""
     with FakeBackend() as server:
         yield server
 
@@ -83,7 +92,7 @@ class Rig:
         assert isinstance(found, dict), found
         return found
 
-    def decide(self, id: str, word: str, owner: str) -> None:
+    def decide(self, id: str, word: str, owner: str, backend: str = "b1") -> None:
         """Do as a worker does."""
         document = {
             "id": id,
@@ -92,7 +101,7 @@ class Rig:
             "verdict": word,
             "reasons": [],
             "checks": [],
-            "backend": "b1",
+            "backend": backend,
             "model": "m",
             "audited": True,
             "created": 1.0,
@@ -101,6 +110,43 @@ class Rig:
         }
         self.redis.set(verdict_key(id), orjson.dumps(document), nx=True, ex=60)
         self.redis.publish(VERDICTS, id)
+
+    @contextmanager
+    def worker(self, words: str | Mapping[str, str], owner: str, delay: float = 0.0) -> Iterator[None]:
+        """Decides every generation that gets evidence, by one word or by its backend's."""
+        over = threading.Event()
+
+        def work() -> None:
+            done: set[str] = set()
+            while not over.wait(0.01):
+                for id in self.open_ids():
+                    if id not in done and self.redis.exists(evidence_key(id)):
+                        done.add(id)
+                        time.sleep(delay)
+                        backend = orjson.loads(cast(bytes, self.redis.get(intent_key(id))))["backend"]
+                        self.decide(id, words if isinstance(words, str) else words[backend], owner, backend)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def stand(self, backend: str, state: str | None, **more: Any) -> None:
+        """Say of a backend what workers say, or (None) nothing; returns once the proxy knows."""
+        (known,) = (item for item in self.proxy.services.backends.all if item.name == backend)
+        name = declaration_name(declaration_of(known.settings))
+        entry = {"state": state, "audit_rate": 0.5, "since": 3.0, "backend": backend, "declaration": name} | more
+        if state is None:
+            self.redis.hdel(STANDINGS, standing_field(backend, name))
+        else:
+            self.redis.hset(STANDINGS, standing_field(backend, name), orjson.dumps(entry))
+        deadline = time.monotonic() + 5
+        while known.standing.state != (state or "trial"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -15,7 +14,6 @@ from policies.settings import hash_key
 from proxy.relay.inline import add_verdict
 from tests.proxy.conftest import MESSAGES, Rig
 from tests.support import wire
-from verifier_pool.queue import evidence_key
 
 INLINE = {"x-countersign-mode": "inline"}
 KEYS = [
@@ -25,33 +23,10 @@ KEYS = [
 ]
 
 
-@contextmanager
-def _worker(rig: Rig, word: str, owner: str, delay: float = 0.0) -> Iterator[None]:
-    """Decides every generation that gets evidence."""
-    over = threading.Event()
-
-    def work() -> None:
-        done: set[str] = set()
-        while not over.wait(0.01):
-            for id in rig.open_ids():
-                if id not in done and rig.redis.exists(evidence_key(id)):
-                    done.add(id)
-                    time.sleep(delay)
-                    rig.decide(id, word, owner)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_inline_answer_carries_the_verdict(rig: Rig) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
     plain = rig.chat().content
-    with _worker(rig, "pass", hash_key("")):
+    with rig.worker("pass", hash_key("")):
         response = rig.chat(headers=INLINE)
     answer = response.json()
     assert list(answer)[-1] == "countersign"
@@ -65,7 +40,7 @@ def test_inline_answer_carries_the_verdict(rig: Rig) -> None:
 def test_openai_client_reads_it(rig: Rig) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
     with (
-        _worker(rig, "pass", hash_key("k")),
+        rig.worker("pass", hash_key("k")),
         openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="k", max_retries=0) as client,
     ):
         answer = client.chat.completions.create(model="m", messages=MESSAGES, extra_headers=INLINE)
@@ -75,7 +50,7 @@ def test_openai_client_reads_it(rig: Rig) -> None:
 
 def test_inline_stream_has_a_comment_before_the_end(rig: Rig) -> None:
     rig.backend.script = wire.stream()
-    with _worker(rig, "pass", hash_key("")):
+    with rig.worker("pass", hash_key("")):
         response = rig.chat(headers=INLINE, stream=True)
     *_, comment, done, rest = response.content.split(b"\n\n")
     assert done == b"data: [DONE]"
@@ -103,7 +78,7 @@ def test_unknown_mode_is_refused(rig: Rig) -> None:
 def test_block_policy(make_rig: Callable[..., Rig], word: str, status: int) -> None:
     rig = make_rig(verification={"on_reject": "block"})
     rig.backend.script = [wire.whole(wire.BODY)]
-    with _worker(rig, word, hash_key("")):
+    with rig.worker(word, hash_key("")):
         response = rig.chat(headers=INLINE)
     assert response.status_code == status
     if status == 502:

@@ -1,0 +1,344 @@
+"""The policy `retry`: a rejected answer is not delivered, another backend is asked, and both leave their record."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from policies.settings import hash_key
+from tests.proxy.conftest import CHAT, MESSAGES, Rig
+from tests.support import wire
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
+from tests.support.running import RunningProxy, settings_for
+from tests.support.valkey import Valkey
+from verifier_pool.queue import VERIFY_QUEUE
+
+INLINE = {"x-countersign-mode": "inline"}
+RETRY = {"on_reject": "retry"}
+OTHER = wire.BODY.replace(b"One two three", b"Uno due tre")
+NO_TURNS = {"suspect_share": 0}
+NOBODY = hash_key("")
+FIRST_BAD = {"b1": "reject", "b2": "pass", "b3": "pass"}
+SECOND_BAD = {"b1": "pass", "b2": "reject", "b3": "pass"}
+ALL_BAD = {"b1": "reject", "b2": "reject", "b3": "reject"}
+
+
+def _decided(rig: Rig) -> set[str]:
+    return {key.decode().rpartition(":")[2] for key in rig.redis.scan_iter("countersign:verdict:*")}
+
+
+@pytest.fixture(autouse=True)
+def _empty(valkey: Valkey) -> None:
+    with valkey.client() as client:
+        client.flushall()
+
+
+@pytest.fixture
+def pair(make_rig: Callable[..., Rig], second: FakeBackend) -> Callable[..., Rig]:
+    """Makes a rig with two or more backends; all but `b1` are suspects without a turn, so `b1` is asked first."""
+
+    def make(*more_urls: str, **sections: Any) -> Rig:
+        rig = make_rig(second.url, *more_urls, **{"verification": RETRY, "standing": NO_TURNS} | sections)
+        rig.backend.script, second.script = [wire.whole(wire.BODY)], [wire.whole(OTHER)]
+        for name in ["b2"] + ["b3"] * len(more_urls):
+            rig.stand(name, "suspect")
+        return rig
+
+    return make
+
+
+def _error(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def _until(condition: Callable[[], object], timeout: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_another_backend_answers(pair: Callable[..., Rig], second: FakeBackend, path: str) -> None:
+    rig = pair()
+    body = CHAT if "chat" in path else {"model": "m", "prompt": "count"}
+    with rig.worker(FIRST_BAD, NOBODY):
+        response = rig.http.post(path, json=body, headers=INLINE)
+    assert response.status_code == 200
+    assert b"One two" not in response.content
+    id, rejected = response.headers["x-countersign-id"], response.headers["x-countersign-retried"]
+    assert id != rejected
+    assert response.headers["x-countersign-verdict"] == "pass"
+    assert response.json()["countersign"]["id"] == id
+    assert response.json()["countersign"]["backend"] == "b2"
+    for each, word, backend in ((rejected, "reject", "b1"), (id, "pass", "b2")):
+        verification = rig.http.get(f"/v1/verifications/{each}").json()
+        assert (verification["verdict"], verification["backend"]) == (word, backend)
+        evidence = rig.evidence(each)
+        assert (evidence.id, evidence.backend, evidence.complete) == (each, backend, True)
+        assert each.encode() in rig.redis.lrange(f"rq:queue:{VERIFY_QUEUE}", 0, -1)
+    asked = [json.loads(backend.last.body) for backend in (rig.backend, second)]
+    assert asked[0].pop("seed") != asked[1].pop("seed")
+    assert asked[0] == asked[1]
+    assert len(rig.backend.requests) == len(second.requests) == 1
+    assert not any(name.startswith(b"x-countersign") for name in second.last.headers)
+    page = rig.http.get("/metrics").text
+    assert 'countersign_retried_total{backend="b1",model="m"} 1.0' in page
+    assert 'countersign_requests_total{backend="b2",model="m",status="200"} 1.0' in page
+
+
+def test_a_seed_of_the_client_stays_its_own(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    rig = pair()
+    with rig.worker(FIRST_BAD, NOBODY):
+        assert rig.chat(headers=INLINE, seed=7).status_code == 200
+    assert json.loads(second.last.body)["seed"] == json.loads(rig.backend.last.body)["seed"] == 7
+
+
+@pytest.mark.parametrize("word", ["pass", "inconclusive", "withheld", "unaudited", "unverified"])
+def test_only_rejected_answers_are_retried(pair: Callable[..., Rig], second: FakeBackend, word: str) -> None:
+    rig = pair()
+    with rig.worker(word, NOBODY):
+        response = rig.chat(headers=INLINE)
+    assert response.status_code == 200
+    assert "x-countersign-retried" not in response.headers
+    assert response.json()["countersign"]["verdict"] == word
+    assert second.requests == []
+
+
+def test_the_openai_client(pair: Callable[..., Rig]) -> None:
+    rig = pair()
+    with openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="k", max_retries=0) as client:
+        with rig.worker(FIRST_BAD, hash_key("k")):
+            answer = client.chat.completions.create(model="m", messages=MESSAGES, extra_headers=INLINE)
+        assert answer.choices[0].message.content == "Uno due tre"
+        with rig.worker(ALL_BAD, hash_key("k")), pytest.raises(openai.InternalServerError) as raised:
+            client.chat.completions.create(model="m", messages=MESSAGES, extra_headers=INLINE)
+    assert raised.value.status_code == 502
+    assert raised.value.code == "verification_failed"
+
+
+def test_two_rejected_answers_are_enough(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    with FakeBackend([wire.whole(OTHER)]) as third:
+        rig = pair(third.url)
+        with rig.worker(ALL_BAD, NOBODY):
+            response = rig.chat(headers=INLINE)
+        assert response.status_code == 502
+        error = _error(response)
+        assert error["code"] == "verification_failed"
+        for id in (response.headers["x-countersign-id"], response.headers["x-countersign-retried"]):
+            assert id in error["message"]
+            assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "reject"
+        assert b"Uno" not in response.content
+        assert len(rig.backend.requests) + len(second.requests) + len(third.requests) == 2
+
+
+@pytest.mark.parametrize("why", ["only one", "quarantined", "hinted", "full", "unreachable", "too late"])
+def test_no_other_backend(make_rig: Callable[..., Rig], backend: FakeBackend, second: FakeBackend, why: str) -> None:
+    crowded = {"name": "b2", "url": second.url, "model": "m", "max_concurrency": 1}
+    gone = crowded | {"url": "http://127.0.0.1:9"}
+    first = {"name": "b1", "url": backend.url, "model": "m"}
+    backends = [first] if why == "only one" else [first, gone] if why == "unreachable" else [first, crowded]
+    sections = {"timeouts": {"total": 0.2}} if why == "too late" else {}
+    rig = make_rig(backends=backends, verification=RETRY, standing=NO_TURNS, **sections)
+    rig.backend.script, second.script = [wire.whole(wire.BODY)], [wire.whole(OTHER)]
+    if why != "only one":
+        rig.stand("b2", "quarantined" if why == "quarantined" else "suspect")
+    if why == "full":
+        rig.proxy.services.backends.all[1].outstanding = 1
+    headers = INLINE | ({"x-countersign-backend": "b1"} if why == "hinted" else {})
+    with rig.worker(FIRST_BAD, NOBODY, delay=0.3 if why == "too late" else 0.0):
+        response = rig.chat(headers=headers)
+    rig.proxy.services.backends.all[-1].outstanding = 0
+    assert response.status_code == 502
+    assert _error(response)["code"] == "verification_failed"
+    id = response.headers["x-countersign-id"]
+    assert id in _error(response)["message"]
+    assert "quarantine" not in response.text
+    assert "x-countersign-retried" not in response.headers
+    assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "reject"
+    assert second.requests == []
+    assert (len(rig.backend.requests), rig.proxy.drain.in_flight) == (1, 0)
+
+
+def test_one_that_cannot_be_reached_leaves_a_record(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("http://127.0.0.1:9", verification=RETRY, standing=NO_TURNS)
+    rig.stand("b2", "suspect")
+    rig.backend.script = [wire.whole(wire.BODY)]
+    with rig.worker(FIRST_BAD, NOBODY):
+        rejected = rig.chat(headers=INLINE).headers["x-countersign-id"]
+    _until(lambda: len(_decided(rig)) == 2)
+    (other,) = _decided(rig) - {rejected}
+    verdict = rig.verdict(other)
+    assert (verdict["verdict"], verdict["reasons"], verdict["backend"]) == ("unverified", ["no_answer"], "b2")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [
+        ([Close()], 502, "upstream_failed"),
+        ([wire.whole(OTHER)[:-50], Close()], 502, "upstream_failed"),
+        ([wire.whole(b'{"error": {"message": "busy"}}', 429)], 429, None),
+        ([wire.whole(b'{"error": {"message": "broken"}}', 500)], 500, None),
+    ],
+)
+def test_the_other_one_fails(
+    pair: Callable[..., Rig], second: FakeBackend, script: list[bytes | Close], status: int, code: str | None
+) -> None:
+    rig = pair()
+    second.script = script
+    with rig.worker(FIRST_BAD, NOBODY):
+        response = rig.chat(headers=INLINE)
+    assert response.status_code == status
+    assert response.json()["error"].get("code") == code
+    assert b"One two" not in response.content
+    id, rejected = response.headers["x-countersign-id"], response.headers["x-countersign-retried"]
+    assert rig.http.get(f"/v1/verifications/{rejected}").json()["verdict"] == "reject"
+    rig.recorded(id)
+
+
+@pytest.mark.parametrize("how", ["stream", "async", "buffered"])
+def test_never_retried(make_rig: Callable[..., Rig], backend: FakeBackend, second: FakeBackend, how: str) -> None:
+    backends = [
+        {"name": name, "url": server.url, "model": "m", "routed_experts": "buffer" if how == "buffered" else "stream"}
+        for name, server in (("b1", backend), ("b2", second))
+    ]
+    rig = make_rig(backends=backends, verification=RETRY, standing=NO_TURNS)
+    rig.stand("b2", "suspect")
+    rig.backend.script = wire.stream() if how == "stream" else [wire.whole(wire.BODY)]
+    with rig.worker(FIRST_BAD, NOBODY):
+        response = rig.chat(headers={} if how == "async" else INLINE, stream=how != "async")
+    assert response.status_code == 200
+    assert "x-countersign-retried" not in response.headers
+    assert (b'"verdict":"reject"' in response.content) == (how != "async")
+    assert second.requests == []
+
+
+def test_a_verdict_that_comes_too_late_is_pending(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    rig = pair(verification=RETRY | {"inline_wait": 0.2})
+    with rig.worker(FIRST_BAD, NOBODY, delay=0.6):
+        response = rig.chat(headers=INLINE)
+    assert (response.status_code, response.json()["countersign"]["status"]) == (200, "pending")
+    assert second.requests == []
+
+
+def test_the_total_time_out_holds_for_both(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    rig = pair(timeouts={"total": 0.8})
+    slowly: list[Step] = [0.05, b" "]
+    second.script = [wire.head(200, "application/json", "content-length: 1000"), *slowly * 100]
+    started = time.monotonic()
+    with rig.worker(FIRST_BAD, NOBODY, delay=0.4):
+        response = rig.chat(headers=INLINE)
+    assert 0.7 < time.monotonic() - started < 1.3
+    assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")
+    assert second.last.peer_closed.wait(2)
+    assert "upstream_timeout" in rig.evidence(response.headers["x-countersign-id"]).faults
+
+
+def test_silence_of_the_second_one(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    rig = pair(timeouts={"first_byte": 0.3})
+    second.script = [5.0]
+    with rig.worker(FIRST_BAD, NOBODY):
+        response = rig.chat(headers=INLINE)
+    assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")
+    assert second.last.peer_closed.wait(2)
+
+
+def _request(rig: Rig) -> socket.socket:
+    body = json.dumps(CHAT).encode()
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-countersign-mode: inline\r\ncontent-length: %d\r\n\r\n"
+    client.sendall(head % len(body) + body)
+    return client
+
+
+def test_leaving_while_the_first_is_verified(pair: Callable[..., Rig], second: FakeBackend) -> None:
+    rig = pair()
+    client = _request(rig)
+    _until(rig.open_ids)
+    (id,) = rig.open_ids()
+    rig.evidence(id)
+    client.close()
+    _until(lambda: rig.proxy.drain.in_flight == 0)
+    rig.decide(id, "reject", NOBODY)
+    time.sleep(0.2)
+    assert second.requests == []
+    assert rig.evidence(id).complete
+
+
+@pytest.mark.parametrize("phase", ["before its answer", "in its answer", "while it is verified"])
+def test_leaving_while_the_second_is_asked(pair: Callable[..., Rig], second: FakeBackend, phase: str) -> None:
+    rig = pair()
+    if phase != "while it is verified":
+        second.script = [*([wire.whole(OTHER)[:-50]] if phase == "in its answer" else []), PeerCloses()]
+    client = _request(rig)
+    _until(rig.open_ids)
+    (first,) = rig.open_ids()
+    rig.evidence(first)
+    rig.decide(first, "reject", NOBODY)
+    _until(lambda: second.requests)
+    time.sleep(0.1)
+    left = time.monotonic()
+    client.close()
+    _until(lambda: rig.proxy.drain.in_flight == 0)
+    (other,) = (set(rig.open_ids()) | _decided(rig)) - {first}
+    if phase == "before its answer":
+        assert rig.verdict(other)["reasons"] == ["client_left"]
+    else:
+        assert rig.evidence(other).complete == (phase == "while it is verified")
+    if phase != "while it is verified":
+        assert second.last.peer_closed.wait(2)
+        assert second.last.peer_closed_at - left < 0.2
+    assert all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all)
+
+
+def test_redis_dies_before_the_second_verdict(backend: FakeBackend, second: FakeBackend) -> None:
+    with Valkey() as own:
+
+        def kill(_: Received) -> list[Step]:
+            own.kill()
+            return [wire.whole(OTHER)]
+
+        backend.script, second.script = [wire.whole(wire.BODY)], kill
+        settings = settings_for(backend.url, second.url, verification=RETRY, standing=NO_TURNS)
+        with RunningProxy(settings, own.url) as proxy, httpx.Client(base_url=proxy.url) as http, own.client() as client:
+            rig = Rig(backend, proxy, http, client)
+            rig.stand("b2", "suspect")
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(rig.chat, INLINE)
+                _until(rig.open_ids)
+                (id,) = rig.open_ids()
+                rig.evidence(id)
+                rig.decide(id, "reject", NOBODY)
+                response = asked.result()
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["message"]["content"] == "Uno due tre"
+    assert response.json()["countersign"]["reasons"] == ["store_unavailable"]
+    assert response.headers["x-countersign-retried"] == id
+
+
+def test_many_at_once(pair: Callable[..., Rig]) -> None:
+    rig = pair()
+    with rig.worker(FIRST_BAD, NOBODY), ThreadPoolExecutor(20) as pool:
+        responses = list(pool.map(lambda _: rig.chat(headers=INLINE), range(60)))
+    ids: list[str] = []
+    for response in responses:
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["message"]["content"] in ("Uno due tre", "One two three")
+        if "x-countersign-retried" in response.headers:
+            assert response.json()["choices"][0]["message"]["content"] == "Uno due tre"
+            ids.append(response.headers["x-countersign-retried"])
+        ids.append(response.headers["x-countersign-id"])
+        assert response.json()["countersign"]["id"] == ids[-1]
+        assert response.json()["countersign"]["verdict"] == "pass"
+    assert len(set(ids)) == len(ids)
+    assert all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all)
