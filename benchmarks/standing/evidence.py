@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.adversary.score import tokens_of
+from benchmarks.adversary.score import CALIBRATED, tokens_of
 from benchmarks.detection.command import read_rows
 from benchmarks.detection.judging import as_choice
 from benchmarks.detection.tables import by_arm
@@ -36,7 +36,7 @@ class Answer:
         tokens: its output tokens.
         caught: it is rejected, or its evidence withheld, when replayed; `caught_unseen`: also when it is not.
         replayed: a replay would decide. `undecided`, `blame`: as `policies.coverage` has them.
-        similarity: gonka's 1 − d, where it was measured.
+        similarity: gonka's 1 − d, where it was measured. `p`: conformal p-values of the replayed checks.
     """
 
     outcomes: Outcomes
@@ -47,6 +47,7 @@ class Answer:
     undecided: str = ""
     blame: str = ""
     similarity: float | None = None
+    p: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def unseen(self) -> Outcomes:
@@ -88,6 +89,30 @@ def resampled(random: np.random.Generator, arms: Sequence[Sequence[Answer]], cou
     return found[:count]
 
 
+def tightened(arms: Sequence[Sequence[Answer]], p: float) -> list[list[Answer]]:
+    """The same answers with 1 wherever a p-value is at most `p`, and the largest share of ones in any arm as mu0.
+
+    Real answers that sit on the boundary of their null: it holds in the arm that drifts most with nothing to spare.
+    """
+    share = {
+        name: max(float(np.mean([answer.p.get(name, 1.0) <= p for answer in arm])) for arm in arms)
+        for name in CALIBRATED
+    }
+    return [
+        [
+            replace(
+                answer,
+                outcomes={
+                    **answer.unseen,
+                    **{name: (float(found <= p), share[name]) for name, found in answer.p.items() if share[name] > 0},
+                },
+            )
+            for answer in arm
+        ]
+        for arm in arms
+    ]
+
+
 def table(answers: Sequence[Answer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """x, NaN where a process has none, and the profile's mu0, 1 where there is none, each (answers, 7)."""
     x, mu0 = np.full((len(answers), len(PROCESSES)), np.nan), np.ones((len(answers), len(PROCESSES)))
@@ -103,10 +128,11 @@ def _of_row(row: Mapping[str, Any]) -> Answer:
         check["reason"] = row.get(f"{check['name']} reason") or ""
     choice["verdict"] = row["verdict"]
     measured = [row[name] for name in ("gonka @128", "gonka @64", "gonka @32") if row.get(name) is not None]
-    return _of_choice(choice, similarity=1.0 - float(measured[0]) if measured else None)
+    p = {name: float(row[f"{name} p"]) for name in CALIBRATED if row.get(f"{name} p") is not None}
+    return replace(_of_choice(choice), similarity=1.0 - float(measured[0]) if measured else None, p=p)
 
 
-def _of_choice(choice: Mapping[str, Any], similarity: float | None = None) -> Answer:
+def _of_choice(choice: Mapping[str, Any]) -> Answer:
     checks = choice["checks"]
     results = {check["name"]: check["result"] for check in checks}
     verification = {"verdict": choice["verdict"], "audited": True, "checks": checks, "reasons": ()}
@@ -119,5 +145,4 @@ def _of_choice(choice: Mapping[str, Any], similarity: float | None = None) -> An
         results.get("distance") in ("pass", "reject"),
         undecided,
         blame,
-        similarity,
     )

@@ -42,7 +42,7 @@ class Batch:
         mu0: (B, N, 7) or (B, 1, 7), as `eprocess.null_means` would have it.
         fault_rate: (B,).
         keys, prompts, seeds: (B, N); −1 for prompts that never come again.
-        adaptive: the backend fails only while its evidence is high: see `fleet`.
+        adaptive: (B, N); while its evidence is not near its highest, a backend fails only where this is true.
         colluding: (B, N), asked by clients who try to frame it.
     """
 
@@ -52,7 +52,7 @@ class Batch:
     keys: NDArray[np.intp]
     prompts: NDArray[np.intp]
     seeds: NDArray[np.intp]
-    adaptive: bool = False
+    adaptive: Flags | None = None
     colluding: Flags | None = None
 
 
@@ -81,8 +81,8 @@ def bursts(random: np.random.Generator, backends: int, units: int) -> Batch:
 
 
 def scheming(random: np.random.Generator, backends: int, units: int) -> Batch:
-    """A schedule that can be foreseen: at the bound whenever the evidence is as high as ever, else without fault."""
-    return replace(dependent(random, backends, units), adaptive=True)
+    """A schedule that can be foreseen: at the bound just while the evidence is near its highest, else at a tenth."""
+    return replace(dependent(random, backends, units), adaptive=random.random((backends, units)) < 0.1)
 
 
 def repeating(random: np.random.Generator, backends: int, units: int) -> Batch:
@@ -98,8 +98,17 @@ def repeating(random: np.random.Generator, backends: int, units: int) -> Batch:
     return replace(batch, prompts=prompts, seeds=random.integers(SEEDS, size=(backends, units)))
 
 
+def stubborn(random: np.random.Generator, backends: int, units: int) -> Batch:
+    """The same, and what the exact checks find is the prompt's own too: more than standing promises to withstand."""
+    batch = repeating(random, backends, units)
+    fixed = np.repeat(random.random((backends, PROMPTS, 1)), _EXACT, axis=2)
+    failing = np.take_along_axis(fixed, batch.prompts[..., None], axis=1) < batch.mu0[..., :_EXACT]
+    batch.x[..., :_EXACT] = failing
+    return batch
+
+
 def framed(random: np.random.Generator, backends: int, units: int) -> Batch:
-    """Two of eight client keys know prompts on which every calibrated check fails, and half of the traffic is theirs."""
+    """Two of eight client keys send prompts on which every calibrated check fails, more than half of the traffic."""
     batch = dependent(random, backends, units)
     theirs = random.random((backends, units)) < 0.5
     keys = np.where(theirs, random.integers(COLLUDING, size=theirs.shape), batch.keys)
