@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -17,7 +19,7 @@ from proxy.outage import Outage
 from proxy.recorder import Recorder
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
-from verifier_pool.queue import OUTBOX, evidence_key, intent_key, verdict_key
+from verifier_pool.queue import OUTBOX, VERIFY_QUEUE, evidence_key, intent_key, verdict_key, waiting_key
 
 
 def _generation(id: str) -> Generation:
@@ -105,3 +107,62 @@ def test_stop_writes_what_is_queued(valkey: Valkey, client: redis.Redis) -> None
     recorder.start()
     recorder.stop()
     assert client.exists(*map(evidence_key, ids)) == 50
+
+
+def _waits(client: redis.Redis, backend: str, count: int, at: float | None = None) -> None:
+    """So many generations of a backend wait for their verdict."""
+    for n in range(count):
+        id = f"{backend}-{n}"
+        client.zadd(waiting_key(backend), {id: time.time() if at is None else at})
+        client.rpush(f"rq:queue:{VERIFY_QUEUE}", id)
+
+
+def _shed(valkey: Valkey, client: redis.Redis, names: str, each: int, **rules: int) -> Counter[str]:
+    """Record `each` responses per backend, no worker working; returns how many of which backend were shed."""
+    metrics = Metrics()
+    settings = settings_for("http://127.0.0.1:9", "http://127.0.0.1:10", verification=rules)
+    recorder = Recorder(valkey.url, settings, Outage(), metrics)
+    recorder.start()
+    ids: dict[str, str] = {}
+    for n in range(each):
+        for number in names:
+            id = f"{n:028x}{len(ids) % 16:02x}{number * 2}"
+            ids[id] = f"b{number}"
+            recorder.finished(replace(_generation(id), backend=f"b{number}"), lambda id=id: _evidence(id), 1)  # type: ignore[misc]
+    recorder.stop()
+    shed = Counter(backend for id, backend in ids.items() if client.exists(verdict_key(id)))
+    page = metrics.page().decode()
+    for backend, count in shed.items():
+        assert f'countersign_unrecorded_total{{backend="{backend}",reason="backlog"}} {float(count)}' in page
+    for id, backend in ids.items():
+        if client.exists(verdict_key(id)):
+            assert _reasons(client, id) == ["backlog"]
+        else:
+            assert client.zscore(waiting_key(backend), id) is not None
+    metrics.close()
+    return shed
+
+
+def test_nothing_is_shed_below_half_the_limit(valkey: Valkey, client: redis.Redis) -> None:
+    assert _shed(valkey, client, "12", 25, max_backlog=100) == {}
+
+
+def test_a_flood_costs_its_own_backend(valkey: Valkey, client: redis.Redis) -> None:
+    _waits(client, "b1", 90)
+    shed = _shed(valkey, client, "12", 20, max_backlog=100)
+    assert shed["b1"] == 20
+    assert shed["b2"] == 0
+
+
+def test_shedding_within_a_share_is_random(valkey: Valkey, client: redis.Redis) -> None:
+    _waits(client, "b1", 30)
+    _waits(client, "b2", 40)
+    shed = _shed(valkey, client, "1", 60, max_backlog=100)
+    waiting = client.zcard(waiting_key("b1"))
+    assert 30 < waiting <= 50
+    assert 40 <= shed["b1"] < 60
+
+
+def test_what_waits_too_long_does_not_count(valkey: Valkey, client: redis.Redis) -> None:
+    _waits(client, "b1", 90, at=time.time() - 7200)
+    assert _shed(valkey, client, "1", 10, max_backlog=100, evidence_ttl=3600) == {}

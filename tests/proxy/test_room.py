@@ -1,0 +1,69 @@
+"""The recorder's own room: bounded, shared among backends, and given back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.room import Room
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()), max_size=200))
+def test_never_over_its_bounds(steps: list[tuple[str, int, bool]]) -> None:
+    room = Room(10, 100)
+    held: list[tuple[str, int]] = []
+    for backend, size, leaves in steps:
+        if leaves and held:
+            room.leave(*held.pop())
+        elif room.take(backend, size):
+            held.append((backend, size))
+        assert len(held) <= 10
+        assert sum(size for _, size in held) <= 100
+    while held:
+        room.leave(*held.pop())
+    assert room.take("a", 100)
+
+
+def test_one_backend_does_not_crowd_out_another() -> None:
+    room = Room(100, 10**9)
+    for _ in range(10):
+        assert room.take("honest", 1)
+    flood = sum(room.take("flood", 1) for _ in range(10_000))
+    assert 25 <= flood <= 60
+    assert all(room.take("honest", 1) for _ in range(10))
+
+
+def test_large_answers_do_not_crowd_out_small_ones() -> None:
+    room = Room(10**6, 1000)
+    assert room.take("honest", 1)
+    while room.take("flood", 100):
+        pass
+    assert sum(room.take("honest", 1) for _ in range(100)) == 100
+
+
+def test_what_is_shed_is_left_to_chance() -> None:
+    """Nobody can tell from the order which answer goes unchecked."""
+    shed: Counter[int] = Counter()
+    for _ in range(200):
+        room = Room(20, 10**9)
+        shed.update(n for n in range(20) if not room.take("b", 1))
+    assert not any(shed[n] for n in range(10))
+    assert all(0 < shed[n] < 200 for n in range(12, 18))
+
+
+def test_from_many_threads() -> None:
+    room = Room(50, 10**9)
+    taken: list[bool] = []
+    threads = [threading.Thread(target=lambda: taken.extend(room.take("b", 1) for _ in range(500))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 25 <= sum(taken) <= 50
+    for _ in range(sum(taken)):
+        room.leave("b", 1)
+    assert all(room.take("b", 1) for _ in range(25))
