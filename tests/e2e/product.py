@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +23,7 @@ from benchmarks.demo.processes import Children, answers, free_ports
 SECRET = "whsec_" + "c2VjcmV0" * 5
 HONEST = "honest"
 CHEATS = ("hot", "hidden-prompt", "no-logprobs", "usage")
+KEY = "sk-e2e"
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 CALIBRATION = ["--requests", "40", "--lengths", "48", "--temperatures", "0,0.8", "--forms", "full", "--replays", "1"]
 
@@ -70,10 +71,12 @@ class Product:
     url: str
     webhooks: Receiver
 
+    key: str = KEY
+
     def __post_init__(self) -> None:
-        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key="sk-e2e", max_retries=0, timeout=300)
+        self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=300)
         self.http = httpx.Client(
-            base_url=self.url, trust_env=False, timeout=120, headers={"authorization": "Bearer sk-e2e"}
+            base_url=self.url, trust_env=False, timeout=120, headers={"authorization": f"Bearer {self.key}"}
         )
 
     def close(self) -> None:
@@ -107,38 +110,62 @@ def check_of(verification: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def settings(
-    models: DemoModels, vllm: str, redis_url: str, folder: Path, ports: list[int], hook: str
+    models: DemoModels, urls: dict[str, str], redis_url: str, folder: Path, port: int, profile: Path
 ) -> dict[str, Any]:
-    """The demo's settings, its reference engine included, with the cheats as backends."""
-    urls = {HONEST: vllm} | {name: f"http://127.0.0.1:{port}" for name, port in zip(CHEATS, ports[1:], strict=True)}
-    tree = layout.configuration(models, urls, port=ports[0], store=folder / "store", profile=folder / "profile.json")
+    """The demo's settings, its reference engine included, on another Redis."""
+    tree = layout.configuration(models, urls, port=port, store=folder / "store", profile=profile)
     del tree["embedded_dir"]
     tree["redis_url"] = redis_url
-    tree["webhook"] = {"url": hook, "secret": SECRET, "allow_private": True}
     return tree
 
 
+def calibrated(
+    models: DemoModels, vllm: str, redis_url: str, folder: Path, arguments: Sequence[str] = CALIBRATION
+) -> Path:
+    """A profile of the honest server, measured in a minute or two."""
+    config, profile = folder / "countersign.yaml", folder / "profile.json"
+    config.write_text(yaml.safe_dump(settings(models, {HONEST: vllm}, redis_url, folder, 8700, profile)))
+    with Children(folder) as children:
+        command = ["calibrate", "--config", str(config), "--backend", HONEST, *arguments, "--output", str(profile)]
+        child = children.start("calibrate", [*COUNTERSIGN, *command], servers.environment(engines=2))
+        children.finish(child, 400, lambda line: None)
+    return profile
+
+
 @contextmanager
-def running(models: DemoModels, vllm: str, redis_url: str, folder: Path) -> Iterator[Product]:
-    """Calibrate, then start proxy, worker and cheats as processes."""
-    ports = free_ports(1 + len(CHEATS))
+def running(
+    models: DemoModels,
+    vllm: str,
+    redis_url: str,
+    folder: Path,
+    profile: Path,
+    cheats: Mapping[str, Sequence[str]],
+    sections: Mapping[str, Any] | None = None,
+) -> Iterator[Product]:
+    """Start proxy, worker and cheats as processes. `cheats` maps a backend's name to arguments of `attack serve`;
+    one that is a URL already runs."""
+    port, *ports = free_ports(1 + len(cheats))
+    at = {name: f"http://127.0.0.1:{free}" for name, free in zip(cheats, ports, strict=True)}
+    at = {name: given[0] if given[0].startswith("http") else at[name] for name, given in cheats.items()}
     config = folder / "countersign.yaml"
     with receiving() as (hook, webhooks), Children(folder) as children:
-        config.write_text(yaml.safe_dump(settings(models, vllm, redis_url, folder, ports, hook)))
-        for name, port in zip(CHEATS, ports[1:], strict=True):
-            children.start(name, [*COUNTERSIGN, "attack", name, "--port", str(port), "--upstream", vllm])
-        calibrate = ["calibrate", "--config", str(config), "--backend", HONEST, *CALIBRATION]
-        output = ["--output", str(folder / "profile.json")]
-        engine = servers.environment(engines=2)
-        child = children.start("calibrate", [*COUNTERSIGN, *calibrate, *output], engine)
-        children.finish(child, 400, lambda line: None)
+        tree = settings(models, {HONEST: vllm, **at}, redis_url, folder, port, profile) | dict(sections or {})
+        tree["webhook"] = {"url": hook, "secret": SECRET, "allow_private": True}
+        config.write_text(yaml.safe_dump(tree))
+        for name, given in cheats.items():
+            if at[name] == given[0]:
+                continue
+            serve = ["attack", "serve", *given, "--port", at[name].rpartition(":")[2], "--upstream", vllm]
+            children.start(name, [*COUNTERSIGN, *serve])
         children.start("proxy", [*COUNTERSIGN, "serve", "--config", str(config)])
-        worker = children.start("worker", [*COUNTERSIGN, "worker", "--config", str(config)], engine)
-        url = f"http://127.0.0.1:{ports[0]}"
+        worker = children.start(
+            "worker", [*COUNTERSIGN, "worker", "--config", str(config)], servers.environment(engines=2)
+        )
+        url = f"http://127.0.0.1:{port}"
         ready = {
             "the proxy": answers(url + "/readyz"),
             "the worker": lambda: "ready: taking verifications" in worker.log.read_text(),
-            "the cheats": answers(f"http://127.0.0.1:{ports[-1]}/v1/models"),
+            **{f"the cheat {name}": answers(f"{there}/v1/models") for name, there in at.items()},
         }
         children.wait(ready, 300, lambda missing: None)
         product = Product(url, webhooks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -36,9 +37,10 @@ def user(text: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def product(
-    demo_models: DemoModels, vllm_server: str, valkey: str, tmp_path_factory: pytest.TempPathFactory
+    demo_models: DemoModels, vllm_server: str, valkey: str, profile: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Product]:
-    with running(demo_models, vllm_server, valkey, tmp_path_factory.mktemp("product")) as found:
+    folder, cheats = tmp_path_factory.mktemp("product"), {name: [name] for name in CHEATS}
+    with running(demo_models, vllm_server, valkey, folder, profile, cheats) as found:
         yield found
 
 

@@ -1,0 +1,20 @@
+"""What several end-to-end tests share beside the server: a profile of it, measured once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.demo.models import DemoModels
+from tests.e2e.product import calibrated
+
+
+@pytest.fixture(scope="session")
+def profile(demo_models: DemoModels, vllm_server: str, valkey: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of the honest server, of 40 answers. While developing, TEST_PROFILE names one made before."""
+    made = os.environ.get("TEST_PROFILE")
+    if made:
+        return Path(made)
+    return calibrated(demo_models, vllm_server, valkey, tmp_path_factory.mktemp("profile"))
