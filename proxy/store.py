@@ -15,7 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from policies.errors import StoreUnavailable
 from policies.settings import VerificationSettings
@@ -109,12 +109,12 @@ class Store:
 
     async def standings(self, fields: Sequence[str]) -> list[bytes | None]:
         """Those fields of the `standings` hash. Raises StoreUnavailable."""
-        async with self._asking():
+        async with self._asking_aside():
             return cast("list[bytes | None]", await self._redis.hmget(STANDINGS, list(fields)))
 
     async def standing(self, backend: str) -> tuple[dict[bytes, bytes], int]:
         """A backend's `standing` hash, and how many of its units are not in it yet. Raises StoreUnavailable."""
-        async with self._asking():
+        async with self._asking_aside():
             pipeline = self._redis.pipeline(transaction=True)
             pipeline.hgetall(standing_key(backend))
             pipeline.llen(units_key(backend))
@@ -123,7 +123,7 @@ class Store:
 
     async def store_standing(self, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> bool:
         """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
-        async with self._asking():
+        async with self._asking_aside():
             return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
 
     async def wait(self, id: str, seconds: float, *, through_drain: bool = True) -> dict[str, Any] | None:
@@ -174,6 +174,15 @@ class Store:
         except (RedisError, OSError, TimeoutError) as error:
             self._outage.failed(error)
             raise StoreUnavailable("redis does not answer") from error
+
+    @contextlib.asynccontextmanager
+    async def _asking_aside(self) -> AsyncIterator[None]:
+        """As `_asking`, but what Redis refuses, such as a key of another kind, is no outage: verdicts go on."""
+        async with self._asking():
+            try:
+                yield
+            except ResponseError as error:
+                raise StoreUnavailable("redis refuses") from error
 
     async def _listen(self) -> None:
         """Wake whoever waits for a verdict, for ever; after an outage subscribe again."""

@@ -82,7 +82,8 @@ class Reply:
             return
         self.status = error.status
         self.delivered = True
-        await answer_error(self._send, error, self._our_headers([]) if self.record.opened else [])
+        marks = [(names.VERDICT, b"reject")] if isinstance(error, VerificationFailed) else []
+        await answer_error(self._send, error, self._our_headers(marks) if self.record.opened else [])
 
     async def _stream(self, response: UpstreamResponse, tap: Tap) -> None:
         await self._start(response.status, names.client_headers(response.headers))
