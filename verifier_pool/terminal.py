@@ -18,7 +18,7 @@ HEIGHT = 9
 _ASCII = str.maketrans({"•": "*", "┄": "-", "┤": "|", "│": "|", "└": "+", "─": "-", "…": "~"})
 _GUTTER = 2
 _LEAST = 16
-_LEAST = 1e-6
+_LEAST_NEEDED = 1e-6
 """Threshold under which there is nothing to draw on a scale."""
 _LARGEST = 999_999.0
 
@@ -141,7 +141,7 @@ def chart(points: Sequence[Sequence[float | None]], needed: float, width: int) -
     known = sorted(filter(None, map(_known, points)))
     if width < NARROWEST or not known or not 0 < needed < math.inf:
         return []
-    needed = max(needed, _LEAST)
+    needed = max(needed, _LEAST_NEEDED)
     lowest, highest = min(value for _, value in known), max(value for _, value in known)
     bottom, top = min(0.0, max(lowest, -needed)), max(needed, min(highest, 2 * needed))
     scale = (HEIGHT - 1) / (top - bottom)

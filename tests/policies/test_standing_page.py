@@ -139,7 +139,7 @@ def test_states_actions_and_events_are_on_the_page() -> None:
         ("the last 256 units that had a replay", record.WINDOW),
         ("half the weight every 500 answers", record.HALF_LIFE),
         ("remembered for 30 days", queue.REMEMBERED // 86_400),
-        ("the last 100,000 of a backend", queue.MOST_REMEMBERED),
+        ("the last 100,000 of each", queue.MOST_REMEMBERED),
         ("a day (256)", RULES.key_allowance),
         ("`key_share` (25 %)", round(100 * RULES.key_share)),
         ("answers decided (200)", RULES.trusted_after),
