@@ -106,6 +106,7 @@ class BackendSettings(Section):
             streaming and streams the finished answer to the client.
         trusted: answers may be used for calibration.
         max_concurrency: requests in flight at once; 0 is unlimited.
+        alpha: this backend's `standing.alpha`, where it has one of its own.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -120,6 +121,7 @@ class BackendSettings(Section):
     routed_experts: Literal["stream", "buffer"] = "stream"
     trusted: bool = False
     max_concurrency: int = Field(0, ge=0)
+    alpha: float | None = Field(None, gt=0, le=0.1)
 
 
 class TimeoutSettings(Section):
@@ -237,6 +239,11 @@ class Settings(Section):
             if backend.name == name:
                 return backend
         raise KeyError(name)
+
+    def standing_of(self, name: str) -> StandingSettings:
+        """The rules of standing for a backend, with its own alpha where it has one; also for one no longer declared."""
+        own = next((backend.alpha for backend in self.backends if backend.name == name), None)
+        return self.standing if own is None else self.standing.model_copy(update={"alpha": own})
 
 
 def hash_key(key: str | bytes) -> str:

@@ -137,7 +137,7 @@ class Standings:
             ValueError: the action makes no sense now, or says not by whom and why.
             Contended: see there.
         """
-        declaration, rules = declaration_of(self._settings.backend(backend)), self._settings.standing
+        declaration, rules = declaration_of(self._settings.backend(backend)), self._settings.standing_of(backend)
         name = declaration_name(declaration)
         self.fold(backend, math.inf)
         for found in self._tries(backend):
@@ -190,7 +190,7 @@ class Standings:
                 number = standing.next_number(records.values())
                 record = standing.new(found.backend, group[0].declaration, number, group[0].at)
             record = standing.resumed(record, records.values())
-            folded, lost = _counted(record, group, seen, self._settings.standing)
+            folded, lost = _counted(record, group, seen, self._settings.standing_of(found.backend))
             records[name], unread = folded.record, unread + lost
             remember += folded.remember
             seen |= set(folded.remember)
@@ -198,7 +198,7 @@ class Standings:
             # Said now, so that its first answers are audited in full already, should it be declared again.
             record = standing.resumed(record, records.values())
             change = found.changes.get(record.declaration.get("runtime", ""))
-            records[name] = standing.note_change(record, change, now, self._settings.standing)
+            records[name] = standing.note_change(record, change, now, self._settings.standing_of(found.backend))
         changed = {name: record for name, record in records.items() if record is not found.records.get(name)}
         return _Made(changed, len(found.units), unread, remember)
 

@@ -148,7 +148,7 @@ def _shown(redis: Redis, settings: Settings, name: str) -> Shown:
 
 
 def _summary(record: Record, settings: Settings) -> dict[str, Any]:
-    return standing.summary(record, settings.standing, settings.audit)
+    return standing.summary(record, settings.standing_of(record.backend), settings.audit)
 
 
 def _known(redis: Redis, settings: Settings, name: str) -> None:

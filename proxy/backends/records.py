@@ -49,7 +49,7 @@ class Records:
 
     def show(self, record: Record) -> dict[str, Any]:
         """A record as JSON has words for it."""
-        return standing.summary(record, self._settings.standing, self._settings.audit)
+        return standing.summary(record, self._settings.standing_of(record.backend), self._settings.audit)
 
     async def override(self, backend: Backend, action: str, *, by: str, why: str) -> Record:
         """Do what the operator decided about a backend; returns its record.
@@ -86,7 +86,7 @@ class Records:
         now, name = time.time(), declaration_name(declaration_of(backend.settings))
         before = _present(backend, found, now)
         number = max(standing.next_number(found.records.values()), before.number + 1)
-        rules = self._settings.standing
+        rules = self._settings.standing_of(backend.name)
         try:
             after = standing.override(before, action, by=by, why=why, now=now, rules=rules, number=number)
         except ValueError as error:

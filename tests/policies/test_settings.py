@@ -101,3 +101,18 @@ def test_redis_is_the_operators_or_a_socket_in_the_state_folder() -> None:
     assert embedded_dir(parse_settings("embedded_dir: /e", {}), {"HOME": "/h"}) == "/e"
     with pytest.raises(SettingsError, match="embedded_dir"):
         store_url(parse_settings(f"embedded_dir: /{'e' * 120}", {}), {})
+
+
+def test_a_backend_may_have_an_alpha_of_its_own() -> None:
+    text = """
+models: {m: {}}
+standing: {alpha: 0.001, trusted_after: 7}
+backends:
+  - {name: plain, url: "http://x", model: m}
+  - {name: strict, url: "http://y", model: m, alpha: 0.05}
+"""
+    settings = parse_settings(text, {})
+    assert settings.standing_of("plain") == settings.standing_of("gone") == settings.standing
+    assert (settings.standing_of("strict").alpha, settings.standing_of("strict").trusted_after) == (0.05, 7)
+    with pytest.raises(SettingsError, match=r"backends\.0\.alpha"):
+        parse_settings("models: {m: {}}\nbackends: [{name: b, url: 'http://x', model: m, alpha: 0}]", {})
