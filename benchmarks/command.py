@@ -9,6 +9,10 @@ from collections.abc import Sequence
 BENCHES: dict[str, tuple[str, str]] = {
     "policies": ("benchmarks.policies.command", "what the CPU checks cost per 1,000 tokens"),
     "detection": ("benchmarks.detection.command", "what the checks say of recorded honest and cheating engines"),
+    "standing": (
+        "benchmarks.standing.command",
+        "whom standing accuses: honest backends and such as turn bad, simulated",
+    ),
     "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
 }
 

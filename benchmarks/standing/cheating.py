@@ -11,14 +11,17 @@ import numpy as np
 from benchmarks.standing import rivals
 from benchmarks.standing.evidence import Answer, resampled
 from benchmarks.standing.turning import Backend, Caught, Clients, quantile
+from policies.record import Record
 from policies.settings import AuditSettings, StandingSettings
 from policies.unit import EXACT
 
 CHANGES = (0, 200, 2_000)
-REPETITIONS = 40
+REPETITIONS = 20
 LONGEST = 1_000
+HOPELESS = 3
 SHARES = (1.0, 0.1, 0.01)
 HIGH = 0.9
+CLIENTS = Clients()
 HONEST_UNITS = 2_000
 HONEST_SEQUENCES = 1_000
 SIMILAR = 0.05
@@ -66,41 +69,60 @@ def cheats(arms: dict[str, tuple[str, list[Answer]]], excluded: Sequence[str]) -
     return found
 
 
+class Pasts:
+    """Honest pasts and the records they leave, shared by every cheat that follows them."""
+
+    def __init__(self, seed: int, rules: StandingSettings) -> None:
+        self.rules = rules
+        self._seed = seed
+        self._made: dict[tuple[int, int, str, int], tuple[list[Answer], Record]] = {}
+
+    def get(
+        self, honest: Sequence[Sequence[Answer]], change: int, audited: str, number: int
+    ) -> tuple[list[Answer], Record]:
+        """Answers and record of one of them."""
+        name = (id(honest), change, audited, number)
+        if name not in self._made:
+            random = np.random.default_rng([self._seed, change, number])
+            answers = resampled(random, honest, change)
+            backend = Backend(random, CLIENTS, self.rules, AUDITS[audited])
+            backend.serve(answers)
+            self._made[name] = answers, backend.record
+        return self._made[name]
+
+
 def simulate(
     cheat: Cheat,
+    pasts: Pasts,
     *,
     seed: Sequence[int],
     changes: Sequence[int] = CHANGES,
     repetitions: int = REPETITIONS,
-    rules: StandingSettings | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One row per moment of change and rule of auditing, medians and 90 % quantiles of generations and tokens."""
-    rules = rules or StandingSettings()
+    """One row per moment of change and rule of auditing, medians and 90 % quantiles of generations and tokens.
+
+    After `HOPELESS` runs of which none ends in quarantine there are no more.
+    """
     for change in changes:
-        for name, audits in AUDITS.items():
+        for audited, audits in AUDITS.items():
             found: list[Caught] = []
-            past: list[list[Answer]] = []
-            future: list[list[Answer]] = []
+            runs: list[tuple[list[Answer], list[Answer]]] = []
             for number in range(repetitions):
+                past, record = pasts.get(cheat.honest, change, audited, number)
                 random = np.random.default_rng([*seed, change, number])
-                past.append(resampled(random, cheat.honest, change))
-                future.append(cheat.draw(random, cheat.longest))
-                backend = Backend(random, Clients(), rules, audits)
-                backend.serve(past[-1])
-                found.append(backend.turn(future[-1]))
-            row = {
-                "cheat": cheat.name,
-                "change": change,
-                "audited": name,
-                "repetitions": repetitions,
-                "longest": cheat.longest,
-            }
-            for what in ("suspect", "quarantined", "suspect_tokens", "quarantined_tokens"):
+                runs.append((past, cheat.draw(random, cheat.longest)))
+                backend = Backend(random, CLIENTS, pasts.rules, audits, record, change)
+                found.append(backend.turn(runs[-1][1]))
+                if len(found) == HOPELESS and all(each.quarantined is None for each in found):
+                    break
+            row: dict[str, Any] = {"cheat": cheat.name, "change": change, "audited": audited}
+            row |= {"runs": len(found), "longest": cheat.longest}
+            for what in ("suspect", "enough", "quarantined", "tokens"):
                 values = [getattr(each, what) for each in found]
                 row |= {f"{what} median": quantile(values, 0.5), f"{what} high": quantile(values, HIGH)}
-            row["quarantined share"] = sum(each.quarantined is not None for each in found) / repetitions
+            row["quarantined share"] = sum(each.quarantined is not None for each in found) / len(found)
             if audits.rate == 1.0:
-                row |= _rivals(past, future, change, rules)
+                row |= _rivals(runs, change, pasts.rules)
             yield row
 
 
@@ -140,13 +162,9 @@ def false_accusations(
     ]
 
 
-def _rivals(
-    past: Sequence[Sequence[Answer]], future: Sequence[Sequence[Answer]], change: int, rules: StandingSettings
-) -> dict[str, Any]:
-    failed = np.array([[answer.caught for answer in (*one, *other)] for one, other in zip(past, future, strict=True)])
-    lives = [
-        rivals.lifetime([*one, *other], rules.fault_rate, rules.alpha) for one, other in zip(past, future, strict=True)
-    ]
+def _rivals(runs: Sequence[tuple[list[Answer], list[Answer]]], change: int, rules: StandingSettings) -> dict[str, Any]:
+    failed = np.array([[answer.caught for answer in past + future] for past, future in runs])
+    lives = [rivals.lifetime(past + future, rules.fault_rate, rules.alpha) for past, future in runs]
     row: dict[str, Any] = {}
     for name, accusing in (
         ("z > 1", rivals.z_rule(failed)),

@@ -70,9 +70,9 @@ def first(accusing: Accusing, change: int) -> tuple[NDArray[np.bool_], list[int 
 
     Sequences that were accused before are left out of the second.
     """
-    early = accusing[..., :change].any(axis=-1)
+    early = np.asarray(accusing[:, :change].any(axis=-1))
     found: list[int | None] = []
-    for sequence in accusing[~early][:, change:]:
+    for sequence in accusing[~early, change:]:
         places = np.flatnonzero(sequence)
         found.append(int(places[0]) + 1 if len(places) else None)
     return early, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,12 +29,15 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """Answers and output tokens from the change until a state was reached, that answer included; None: never."""
+    """Answers from the change until a state was reached, that answer included, and their output tokens; None: never.
 
-    suspect: int | None
-    quarantined: int | None
-    suspect_tokens: int | None
-    quarantined_tokens: int | None
+    `enough`: until the total evidence sufficed, corroborated or not.
+    """
+
+    suspect: int | None = None
+    enough: int | None = None
+    quarantined: int | None = None
+    tokens: int | None = None
 
 
 class Backend:
@@ -58,19 +62,22 @@ class Backend:
             self._serve(answer)
 
     def turn(self, answers: Iterable[Answer]) -> Caught:
-        """Serves until it is quarantined, or the answers end."""
-        generations = tokens = 0
-        suspect: tuple[int, int] | None = None
-        for answer in answers:
+        """Serves, in its first life, until it is quarantined or the answers end."""
+        tokens = 0
+        suspect: int | None = None
+        enough: int | None = None
+        needed = math.log(2 / self._rules.alpha)
+        for generations, answer in enumerate(answers, 1):
             self._serve(answer)
-            generations, tokens = generations + 1, tokens + answer.tokens
+            tokens += answer.tokens
             state = self.record.state
             if suspect is None and state in (standing.SUSPECT, standing.QUARANTINED):
-                suspect = generations, tokens
+                suspect = generations
+            if enough is None and self.record.log_evidence >= needed:
+                enough = generations
             if state == standing.QUARANTINED:
-                assert suspect is not None
-                return Caught(suspect[0], generations, suspect[1], tokens)
-        return Caught(suspect[0], None, suspect[1], None) if suspect else Caught(None, None, None, None)
+                return Caught(suspect, enough, generations, tokens)
+        return Caught(suspect, enough)
 
     def _serve(self, answer: Answer) -> None:
         audited = self._random.random() < standing.audit_rate(self.record, self._audits)
@@ -96,6 +103,7 @@ class Backend:
             outcomes=dict(answer.outcomes if audited else answer.unseen),
             profile="simulated",
             delta=DELTA,
+            draw=self._random.random(),
         )
 
 
