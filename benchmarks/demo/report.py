@@ -103,6 +103,20 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def standings(found: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence per backend: its state and why, the evidence against it and what accuses."""
+    lines = ["Standing after so few answers (`countersign standing`; what replays say counts slowly with so small a"]
+    lines[0] += " calibration, what is exact counts at once):"
+    for standing in found:
+        evidence = standing["evidence"]
+        power = "none" if evidence["log10"] is None else f"10^{evidence['log10']:.1f}"
+        lines.append(
+            f"  {standing['backend']}: {standing['state']}; evidence against it {power}, "
+            f"10^{evidence['needed_log10']:.1f} accuses; {'; '.join(standing['reasons'])}"
+        )
+    return "\n".join(lines)
+
+
 def complaints(rows: Sequence[Row]) -> list[str]:
     """What is not as it should be, one sentence each; empty when the demo showed what it should."""
     return [

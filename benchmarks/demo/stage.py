@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -57,9 +58,9 @@ def run(arguments: argparse.Namespace, folder: Path, children: Children, progres
     proxy = f"http://127.0.0.1:{arguments.port}"
     with progress.step("the proxy, its store, and a worker with the reference engine"):
         _start_product(children, config, proxy, progress.tick)
-    rows = asyncio.run(_ask_all(proxy + "/v1", urls, children, progress))
+    rows, standings = asyncio.run(_ask_all(proxy + "/v1", urls, children, progress))
     text = "\n\n".join([report.table(rows), *report.exceptions(rows), report.FOOTNOTE])
-    print(f"\n{text}\n\nAll of it took {progress.elapsed()}.")
+    print(f"\n{text}\n\n{report.standings(standings)}\n\nAll of it took {progress.elapsed()}.")
     if arguments.output:
         _save(arguments.output, text, progress.elapsed())
     complaints = report.complaints(rows)
@@ -105,7 +106,9 @@ def _start_product(children: Children, config: Path, proxy: str, tick: Callable[
     children.wait({"the worker": ready}, START_SECONDS, tick)
 
 
-async def _ask_all(base_url: str, urls: dict[str, str], children: Children, progress: Progress) -> list[report.Row]:
+async def _ask_all(
+    base_url: str, urls: dict[str, str], children: Children, progress: Progress
+) -> tuple[list[report.Row], list[dict[str, Any]]]:
     client = traffic.Client(base_url)
     plan = traffic.shots()
     rows = []
@@ -121,13 +124,14 @@ async def _ask_all(base_url: str, urls: dict[str, str], children: Children, prog
                 outcomes = await client.run(name, plan, tick)
             rows.append((name, outcomes))
         with progress.step("added latency"):
+            standings = [await client.standing(name, len(plan)) for name, _ in rows]
             added = {name: await traffic.added_latency(client, name, urls[name]) for name, _ in rows}
     except (openai.APIError, httpx.HTTPError) as error:
         children.check()
         raise DemoError(f"a request to {name} failed: {type(error).__name__}: {error}") from error
     finally:
         await client.close()
-    return [report.Row(name, ABOUT[name], outcomes, added[name]) for name, outcomes in rows]
+    return [report.Row(name, ABOUT[name], outcomes, added[name]) for name, outcomes in rows], standings
 
 
 def _save(path: Path, table: str, elapsed: str) -> None:
@@ -139,10 +143,12 @@ def _keep(proxy: str, children: Children) -> None:
     body = (
         f'{{"model":"{servers.MODEL}","max_tokens":64,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}'
     )
+    store = f"COUNTERSIGN_CONFIG={children.folder / 'countersign.yaml'}"
     print(
         "\nStill running; Ctrl-C ends it. Ask any backend by name (honest, impostor, spoofer):\n\n"
         f"curl -s {proxy}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f"  -H 'x-countersign-mode: inline' -H 'x-countersign-backend: spoofer' \\\n  -d '{body}'\n",
+        f"  -H 'x-countersign-mode: inline' -H 'x-countersign-backend: spoofer' \\\n  -d '{body}'\n\n"
+        f"{store} {' '.join(COUNTERSIGN)} standing spoofer\n",
         flush=True,
     )
     try:

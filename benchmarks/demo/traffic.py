@@ -22,6 +22,9 @@ TOGETHER = 8
 VERDICT_PATIENCE = 300.0
 """Seconds until a verdict that has not come counts as missing."""
 
+STANDING_PATIENCE = 10.0
+"""The same for the standing, which follows each verdict at once."""
+
 Say = Callable[[str], None]
 
 
@@ -104,6 +107,17 @@ class Client:
             response = await self._http.get(f"{self._base_url}/verifications/{id}", params={"wait": 10})
             found: dict[str, Any] = response.json() if response.status_code == 200 else {}
             if found.get("status") == "done" or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(0.2)
+
+    async def standing(self, backend: str, answers: int) -> dict[str, Any]:
+        """The backend's standing once so many answers are in it, or as it is when patience runs out."""
+        deadline = time.monotonic() + STANDING_PATIENCE
+        while True:
+            response = await self._http.get(f"{self._base_url}/backends/{backend}/standing")
+            response.raise_for_status()
+            found: dict[str, Any] = response.json()
+            if found["coverage"]["generations"] >= answers or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(0.2)
 

@@ -92,6 +92,18 @@ def test_a_backend_without_metrics_has_a_row_too() -> None:
     assert "no nats" in report.telling([outcome("inconclusive", distance("inconclusive", None))])
 
 
+def test_standings_are_one_sentence_each() -> None:
+    evidence = {"log10": 7.46, "needed_log10": 6.301}
+    found = [
+        {"backend": "honest", "state": "trial", "reasons": ["few answers"], "evidence": evidence | {"log10": None}},
+        {"backend": "spoofer", "state": "quarantined", "reasons": ["accused"], "evidence": evidence},
+    ]
+    assert report.standings(found).splitlines()[1:] == [
+        "  honest: trial; evidence against it none, 10^6.3 accuses; few answers",
+        "  spoofer: quarantined; evidence against it 10^7.5, 10^6.3 accuses; accused",
+    ]
+
+
 def test_the_plan_covers_every_way_of_asking() -> None:
     plan = shots()
     assert len(plan) == 12
