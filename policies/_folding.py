@@ -123,14 +123,14 @@ class Fold:
 def key_chance(own: int, others: int, rules: StandingSettings) -> float:
     """Chance that a unit of a client key is counted, after `own` of its units and `others` of other keys that day.
 
-    Certain within the allowance. Beyond it such that the key makes up `key_share` of what is counted, but never less
-    than that share of its own units: where one client is nearly all of the traffic, a backend must not be able to cheat
-    it unseen.
+    Certain within the allowance. Beyond it such that the key makes up `key_share` of what is counted, so that a friend
+    of the backend, served well, cannot drown what it does to others. Where there are too few others for that, the
+    chance falls as allowance/own: what is counted then grows with the logarithm of the key's traffic, and never stops.
     """
     if own < rules.key_allowance or rules.key_share == 1:
         return 1.0
     even = rules.key_share / (1 - rules.key_share) * others / own
-    return max(rules.key_share, min(1.0, even))
+    return min(1.0, max(even, rules.key_allowance / own))
 
 
 def budget(number: int, alpha: float) -> float:

@@ -175,7 +175,8 @@ class StandingSettings(Section):
             it is honest. Calibrated checks add their profile's `delta`.
         fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
         key_allowance, key_share: what one client key contributes in a day: this many answers, then this share of all
-            that count, or this share of its own where that is more. Keys marked `operator` are not limited.
+            that count, and the more slowly beyond where there are too few others. Keys marked `operator` are not
+            limited.
         trusted_after: decided answers before a backend is trusted.
         least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
         suspect_share: part of a suspect's turns that it still gets while others could serve.
@@ -183,7 +184,7 @@ class StandingSettings(Section):
 
     alpha: float = Field(1e-6, gt=0, le=0.1)
     fault_rate: float = Field(1e-3, gt=0, le=0.1)
-    key_allowance: int = Field(256, gt=0)
+    key_allowance: int = Field(128, gt=0)
     key_share: float = Field(0.25, gt=0, le=1)
     trusted_after: int = Field(200, gt=0)
     least_coverage: float = Field(0.9, gt=0, le=1)

@@ -175,7 +175,7 @@ def _units(shown: Shown, settings: Settings, width: int) -> list[str]:
         lines += wrap(f"- {count:,} {what}", width, "  ") if count else []
     if keys["today"]:
         day = time.strftime("%Y-%m-%d", time.gmtime(keys["day"] * 86400))
-        cap = f"each counts for {rules.key_allowance:,} units a day, then for {percent(rules.key_share)}"
+        cap = f"each counts for {rules.key_allowance:,} units a day, then for {percent(rules.key_share)} of what counts"
         lines += wrap(f"Client keys that spoke on {day}: {len(keys['today']):,}; {cap}", width, "  ")
         most = sorted(keys["today"].items(), key=lambda item: (-item[1], item[0]))
         rows = [(plain(key), f"{count:,}") for key, count in most[:MOST_KEYS]]

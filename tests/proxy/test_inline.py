@@ -84,6 +84,7 @@ def test_block_policy(make_rig: Callable[..., Rig], word: str, status: int) -> N
     if status == 502:
         error = response.json()["error"]
         assert error["code"] == "verification_failed"
+        assert response.headers["x-countersign-verdict"] == "reject"
         assert response.headers["x-countersign-id"] in error["message"]
         assert b"One two three" not in response.content
         verification = rig.http.get(f"/v1/verifications/{response.headers['x-countersign-id']}").json()
