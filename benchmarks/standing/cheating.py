@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,14 +96,15 @@ def simulate(
     pasts: Pasts,
     *,
     seed: Sequence[int],
-    changes: Sequence[int] = CHANGES,
+    changes: Sequence[int] | None = None,
     repetitions: int = REPETITIONS,
 ) -> Iterator[dict[str, Any]]:
     """One row per moment of change and rule of auditing, medians and 90 % quantiles of generations and tokens.
 
-    After `HOPELESS` runs of which none ends in quarantine there are no more.
+    After `CHANGES` honest answers unless told otherwise, and no more than `HOPELESS` runs where none of them ends in
+    quarantine.
     """
-    for change in changes:
+    for change in CHANGES if changes is None else changes:
         for audited, audits in AUDITS.items():
             found: list[Caught] = []
             runs: list[tuple[list[Answer], list[Answer]]] = []
@@ -130,12 +131,15 @@ def false_accusations(
     honest: Sequence[Sequence[Answer]],
     *,
     seed: Sequence[int],
-    sequences: int = HONEST_SEQUENCES,
-    units: int = HONEST_UNITS,
-    tell: Callable[[str], None] = lambda text: None,
+    sequences: int | None = None,
+    units: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Share of honest backends that the rivals accuse within `units` answers, by what counts as a failed answer."""
+    """Share of honest backends that the rivals accuse within `units` answers, by what counts as a failed answer.
+
+    `HONEST_SEQUENCES` sequences of `HONEST_UNITS` answers unless told otherwise.
+    """
     random = np.random.default_rng(list(seed))
+    sequences, units = sequences or HONEST_SEQUENCES, units or HONEST_UNITS
     measured = [[answer for answer in arm if answer.similarity is not None] for arm in honest]
     flat = np.array([answer.similarity for arm in measured for answer in arm], np.float64)
     least = float(np.quantile(flat, SIMILAR))
@@ -143,7 +147,6 @@ def false_accusations(
     for number in range(sequences):
         ours[number] = [answer.caught for answer in resampled(random, honest, units)]
         theirs[number] = [(answer.similarity or 0.0) < least for answer in resampled(random, measured, units)]
-    tell("honest sequences for the other rules")
     boundary = random.random((sequences, units)) < rivals.P0
     return [
         {
