@@ -155,7 +155,7 @@ def accusation(record: Record, log_m: Floats, at: float, rules: StandingSettings
     exact = float(eprocess.log_evidence(log_m, EXACT))
     if exact >= enough:
         return _accusation(record, at, "exact", exact, rules)
-    found = _corroboration.log_evidence(record.heard, exact, rules.fault_rate)
+    found = _corroboration.log_evidence(record.heard, exact, rules.fault_rate, enough)
     return _accusation(record, at, "replayed", found, rules) if found >= enough else None
 
 

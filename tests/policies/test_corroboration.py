@@ -45,6 +45,13 @@ def test_it_is_the_least_over_all_pairs_of_keys(drawn: list[tuple[int, bool]]) -
     assert found == pytest.approx(min(plainly(units, pair) for pair in combinations(keys, 2)) - math.log(2))
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=40), st.floats(-5, 20))
+def test_the_search_may_end_early_but_finds_the_same_side(drawn: list[tuple[int, bool]], enough: float) -> None:
+    units = [heard(n, f"k{key}", float(bad)) for n, (key, bad) in enumerate(drawn, 1)]
+    whole = _corroboration.log_evidence(units, NOTHING, RATE)
+    assert (_corroboration.log_evidence(units, NOTHING, RATE, enough) >= enough) == (whole >= enough)
+
+
 def test_the_operators_units_speak_alone() -> None:
     units = [heard(n, f"k{n % 2}", 1.0, operator=n % 2 == 0) for n in range(1, 21)]
     assert _corroboration.log_evidence(units, NOTHING, RATE) == pytest.approx(plainly(units, ("k1",)) - math.log(2))
