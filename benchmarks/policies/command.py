@@ -1,4 +1,5 @@
-"""`countersign bench policies`: what the CPU checks cost, in milliseconds per 1,000 tokens on one core.
+"""`countersign bench policies`: what the CPU checks cost, in milliseconds per 1,000 tokens on one core, and standing,
+in milliseconds per 1,000 answers.
 
 The answers are made up, with the shapes of real ones: 1,000 tokens, a claim of 21 columns, a vocabulary of 49,152. The
 best of many repeats is printed: on a busy machine anything more says what else was running.
@@ -14,10 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from policies import selection, structure
+from policies import selection, standing, structure
 from policies.evidence import Evidence, Sampling, Usage
+from policies.settings import StandingSettings
+from policies.unit import Unit
 
 TOKENS = 1000
 VOCABULARY = 49_152
@@ -82,22 +86,57 @@ def cases() -> list[tuple[str, Callable[[], object]]]:
     ]
 
 
-def measure(repeats: int) -> Measured:
-    """Milliseconds per 1,000 tokens of each case, best of `repeats`."""
+def units(failing: str, keys: int) -> list[Unit]:
+    """256 made-up units of audited answers by so many client keys; every one fails the process named, if one is."""
+    outcomes = {"selection": (0.0, 0.0), "structure": (0.0, 0.0), "withheld": (0.0, 0.0), "forged": (0.0, 0.0)}
+    outcomes |= {name: (float(name == failing), 0.05) for name in ("distance", "margin")}
+    return [
+        Unit(
+            id=f"{at:032x}",
+            at=1e9 + at,
+            backend="bench",
+            declaration={"model": "bench"},
+            key=f"key{at % keys}",
+            unit=f"unit{at}",
+            prompt=f"prompt{at}",
+            tokens=128,
+            audited=True,
+            replayed=True,
+            outcomes=outcomes,
+        )
+        for at in range(256)
+    ]
+
+
+def standing_cases() -> list[tuple[str, Callable[[], object]]]:
+    """Folding the same 256 units: from an honest backend, and where evidence suffices but is not corroborated."""
+    record, rules = standing.new("bench", {"model": "bench"}, 1, 1e9), StandingSettings()
+    honest, framed = units("", 8), units("distance", 2)
+    at_last = standing.fold(record, units("distance", 2), set(), rules).record
+    third = [msgspec.structs.replace(unit, unit=f"{unit.unit}b", prompt=f"{unit.prompt}b") for unit in units("", 3)]
+    return [
+        ("an honest backend's", lambda: standing.fold(record, honest, set(), rules)),
+        ("where two keys accuse and a third does not", lambda: standing.fold(at_last, third, set(), rules)),
+        ("where two keys accuse alone", lambda: standing.fold(record, framed, set(), rules)),
+    ]
+
+
+def measure(cases: Sequence[tuple[str, Callable[[], object]]], repeats: int, each: int) -> Measured:
+    """Milliseconds per 1,000 tokens, or answers, of each case, which works on `each` of them; best of `repeats`."""
     rows: Measured = []
-    for name, run in cases():
+    for name, run in cases:
         best = np.inf
         for _ in range(repeats):
             began = time.perf_counter()
             run()
             best = min(best, time.perf_counter() - began)
-        rows.append((name, 1000 * float(best) * 1000 / TOKENS))
+        rows.append((name, 1000 * float(best) * 1000 / each))
     return rows
 
 
-def report(rows: Measured, repeats: int) -> str:
+def report(rows: Measured, standings: Measured, repeats: int) -> str:
     """The results as Markdown."""
-    lines = [f"| {name} | {milliseconds:.1f} |" for name, milliseconds in rows]
+    lines, folds = ([f"| {name} | {milliseconds:.1f} |" for name, milliseconds in part] for part in (rows, standings))
     machine = f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
     head = (
         "# CPU checks\n\n"
@@ -106,7 +145,11 @@ def report(rows: Measured, repeats: int) -> str:
         "(more work than an honest answer) but where a row says otherwise.\n\n"
         "| check | ms |\n|---|---|\n"
     )
-    return head + "\n".join(lines) + "\n"
+    return (
+        head + "\n".join(lines) + "\n\n# Standing\n\n"
+        "Milliseconds per 1,000 answers folded into a backend's record, without Redis.\n\n"
+        "| answers | ms |\n|---|---|\n" + "\n".join(folds) + "\n"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=50, metavar="N")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report here too, as Markdown")
     arguments = parser.parse_args(argv)
-    text = report(measure(max(1, arguments.repeats)), max(1, arguments.repeats))
+    repeats = max(1, arguments.repeats)
+    text = report(measure(cases(), repeats, TOKENS), measure(standing_cases(), min(repeats, 10), 256), repeats)
     print(text, end="")
     if arguments.output is not None:
         arguments.output.write_text(text)
