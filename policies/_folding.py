@@ -23,7 +23,7 @@ from policies.record import (
     Record,
 )
 from policies.settings import StandingSettings
-from policies.unit import EXACT, KEY_SHARE, REPEATED, REPLAYED, Unit
+from policies.unit import EARLIER_LIFE, EXACT, KEY_SHARE, REPEATED, REPLAYED, Unit
 
 _DAY = 86400
 _FORGETS = 0.5 ** (1 / HALF_LIFE)
@@ -44,13 +44,15 @@ class Fold:
     def take(self, units: Iterable[Unit]) -> None:
         """Count units, in the order of their verdicts."""
         for unit in units:
+            if unit.served < self.record.pardoned_at:
+                self._leave_out(EARLIER_LIFE)
+                continue
             self.record = msgspec.structs.replace(self.record, coverage=_covered(self.record.coverage, unit))
             if not unit.outcomes:
                 continue
             outside = unit.outside or self._outside(unit)
             if outside:
-                counts = {**self.record.outside, outside: self.record.outside.get(outside, 0) + 1}
-                self.record = msgspec.structs.replace(self.record, outside=counts)
+                self._leave_out(outside)
             else:
                 self._count(unit)
         self.record = msgspec.structs.replace(
@@ -58,6 +60,10 @@ class Fold:
             log_m=tuple(self._m.ravel().tolist()),
             log_r=tuple(self._r.ravel().tolist()),
         )
+
+    def _leave_out(self, why: str) -> None:
+        counts = {**self.record.outside, why: self.record.outside.get(why, 0) + 1}
+        self.record = msgspec.structs.replace(self.record, outside=counts)
 
     def _outside(self, unit: Unit) -> str:
         """Why a unit may not speak, from the past and its secret draw; notes that its key was heard."""

@@ -117,7 +117,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         heard: the last `WINDOW` counted units that had a replay.
         profiles: calibration error δ of every profile that took part, by name.
         day, day_total, day_keys: units of the current day (days since 1970), in all and by client key.
-        heard_at: Unix seconds of the last unit. `learnt_from`: decided generations when it was declared again.
+        pardoned_at: when a pardon began this life, 0 where none did. `heard_at`: Unix seconds of the last unit.
+        learnt_from: decided generations when it was declared again.
         trusted_once: it has been trusted in this life.
         held: the operator's reason for a quarantine by hand. `change`: what contradicts the declaration.
     """
@@ -143,6 +144,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     day: int = 0
     day_total: int = 0
     day_keys: dict[str, int] = {}
+    pardoned_at: float = 0.0
     heard_at: float = 0.0
     learnt_from: int = 0
     trusted_once: bool = False

@@ -155,7 +155,7 @@ def override(
         if number is None or number <= record.number:
             raise ValueError("a pardon begins a life of a higher number")
         fresh = Record(record.backend, record.declaration, number, began=now, since=now, trail=record.trail)
-        record = msgspec.structs.replace(fresh, change=record.change, heard=())
+        record = msgspec.structs.replace(fresh, change=record.change, pardoned_at=now)
     else:
         raise ValueError(f"{action!r} is none of {', '.join(ACTIONS)}")
     state, reasons = _states.decide(record, rules)

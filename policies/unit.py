@@ -31,8 +31,9 @@ PROCESSES = EXACT + REPLAYED
 CLIENT_SEED = "client_seed"
 REPEATED = "repeated"
 KEY_SHARE = "key_share"
+EARLIER_LIFE = "earlier_life"
 """Why a unit stays outside the evidence: its seed was the client's; it was counted already; its client key has had its
-share of the day."""
+share of the day; it was served before the pardon that began this life."""
 
 _ASKING = ("messages", "prompt", "tools", "chat_template", "chat_template_kwargs", "documents")
 """Fields of a request that make its prompt."""
@@ -43,7 +44,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Attributes:
         id: the verification's.
-        at: Unix seconds of the verdict.
+        at: Unix seconds of the verdict. `served`: of the request.
         backend, declaration: its name; what it was declared to run, as `declaration_of` has it.
         key: keyed hash of the client key. `operator`: the operator's own traffic.
         unit, prompt: keyed hashes of (key, prompt, seed) and of the prompt; empty where unknown.
@@ -76,6 +77,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     delta: float = 0.0
     outside: str = ""
     draw: float = 0.0
+    served: float = 0.0
 
 
 def of_response(
@@ -121,6 +123,7 @@ def of_response(
         delta=delta,
         outside=CLIENT_SEED if any(choice.sampling.client_seed for choice in choices) else "",
         draw=int(digest(secret, f"draw/{first.id}".encode()), 16) / 2**64,
+        served=first.created,
     )
 
 
@@ -136,6 +139,7 @@ def of_unverified(verification: Verification, declaration: Mapping[str, str], to
         verdict=str(verification["verdict"]),
         undecided=undecided,
         blame=blame,
+        served=float(verification["created"]),
     )
 
 

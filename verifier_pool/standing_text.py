@@ -12,7 +12,7 @@ from policies import standing
 from policies.audit import ALARM, CALM
 from policies.coverage import BACKEND, OURS, REQUEST
 from policies.settings import Settings
-from policies.unit import CLIENT_SEED, KEY_SHARE, REPEATED
+from policies.unit import CLIENT_SEED, EARLIER_LIFE, KEY_SHARE, REPEATED
 from verifier_pool.terminal import chart, number, plain, table, wrap
 
 Summary = Mapping[str, Any]
@@ -28,6 +28,7 @@ OUTSIDE = {
     CLIENT_SEED: "the client set the seed",
     REPEATED: "counted before",
     KEY_SHARE: "its client key had its share of the day",
+    EARLIER_LIFE: "served before the pardon that began this life",
 }
 UNDECLARED = "no longer in the settings"
 UNHEARD = "none of its answers has been counted"

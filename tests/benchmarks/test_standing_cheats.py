@@ -92,16 +92,16 @@ def test_gonkas_own_statistic_flags_most_honest_backends_under_its_first_rule(ar
 
 
 def test_a_prediction_is_quick_and_sensible() -> None:
-    spoofed = generations([SPOOFED], [HONEST], repetitions=30)
+    spoofed = generations([SPOOFED], [HONEST], repetitions=12)
     assert (spoofed.median, spoofed.high, spoofed.accused, spoofed.early) == (4, 4, 1.0, 0.0)
-    far = generations([FAR], [HONEST], repetitions=30)
+    far = generations([FAR], [HONEST], repetitions=12)
     assert far.median is not None
     assert far.high is not None
     assert 10 < far.median <= far.high < 60
-    operators = generations([FAR], [HONEST], repetitions=30, operator=True)
+    operators = generations([FAR], [HONEST], repetitions=12, operator=True)
     assert operators.median is not None
     assert operators.median < far.median
-    everything = generations([FAR], [HONEST], repetitions=30, audits=AuditSettings(rate=1.0))
+    everything = generations([FAR], [HONEST], repetitions=12, audits=AuditSettings(rate=1.0))
     assert everything.median is not None
     assert everything.median <= far.median
 

@@ -37,6 +37,7 @@ def unit(number: int, /, *failing: str, key: str = "", replay: bool = True, **fi
         "outcomes": outcomes,
         "profile": "profile",
         "delta": 1e-6,
+        "served": START + number - 1,
     }
     return Unit(**known | fields)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from policies import _folding, standing
 from policies.record import LAST_ACCUSING, LONGEST_TRAIL, MOST_POINTS, WINDOW, Record
 from policies.settings import AuditSettings, StandingSettings
-from policies.unit import CLIENT_SEED, KEY_SHARE, REPEATED, Unit
+from policies.unit import CLIENT_SEED, EARLIER_LIFE, KEY_SHARE, REPEATED, Unit
 from tests.policies.standings import DECLARATION, RULES, START, honest, record, unit
 
 AUDIT = AuditSettings()
@@ -234,6 +234,15 @@ def test_a_pardon_begins_another_life_with_less_to_spend() -> None:
     first, second = (standing.summary(one, RULES, AUDIT)["evidence"] for one in (accused, pardoned))
     assert (first["budget"], second["budget"]) == (pytest.approx(RULES.alpha / 2), pytest.approx(RULES.alpha / 6))
     assert standing.next_number([accused, pardoned]) == 3
+
+
+def test_what_was_served_before_a_pardon_is_of_the_life_that_it_ended() -> None:
+    accused = record([unit(at, "selection") for at in range(10)])
+    pardoned = standing.override(accused, "pardon", by="ops", why="bug", now=START + 100, rules=RULES, number=2)
+    late = after(pardoned, [unit(at, "selection", served=START + at) for at in range(90, 110)])
+    assert late.n == 10
+    assert late.outside == {EARLIER_LIFE: 10}
+    assert late.coverage.generations == 10
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_every_process_is_in_the_table_with_its_null() -> None:
 
 def test_what_stays_outside_is_in_the_table() -> None:
     shown = [re.findall(r"`(\w+)`", row[0])[0] for row in rows("stays outside")]
-    assert shown == [unit.CLIENT_SEED, unit.REPEATED, unit.KEY_SHARE]
+    assert shown == [unit.CLIENT_SEED, unit.REPEATED, unit.KEY_SHARE, unit.EARLIER_LIFE]
 
 
 def test_blame_is_as_the_page_says() -> None:
