@@ -148,6 +148,7 @@ def units(batch: Batch, backend: int) -> list[Unit]:
             Unit(
                 id=str(at),
                 at=at * INTERVAL,
+                served=at * INTERVAL,
                 backend="simulated",
                 declaration=DECLARATION,
                 key=str(batch.keys[backend, at]),
@@ -180,7 +181,7 @@ def folded(
     for part in _parts(units(batch, backend), life or (AT_ONCE if once else batch.x.shape[1])):
         if life and record.n:
             record = standing.override(
-                record, "pardon", by="operator", why="again", now=0.0, rules=rules, number=record.number + 1
+                record, "pardon", by="operator", why="again", now=part[0].at, rules=rules, number=record.number + 1
             )
         before = record.accused
         result = standing.fold(record, part, memory, rules)

@@ -89,6 +89,7 @@ class Backend:
         return Unit(
             id=str(number),
             at=number * INTERVAL,
+            served=number * INTERVAL,
             backend="simulated",
             declaration=DECLARATION,
             key=clients.keys[number % len(clients.keys)],
