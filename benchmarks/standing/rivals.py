@@ -3,10 +3,10 @@
 *z > 1* (gonka, documented): of n validated answers x failed; accused as soon as (x − n·p0)/√(n·p0·(1 − p0)) > 1, where
 p0 is the rate at which honest answers fail. *SPRT* (gonka's newer code): Wald's log likelihood ratio of the rate p1
 against p0, kept for life and held at −H or above (the most a good history can save up), accused at H. p0 = 0.05, p1 =
-0.10 and H = ln(1/α) are not gonka's numbers, which differ from model to model, but those that give the figures that
-are known of these rules: 66 % of honest workers flagged by z > 1 within 2,000 validations, 300 validations to detect
-10 %, and 21 to detect 50 % at α = 0.001.
-*Lifetime* is `policies.betting`: the same processes and weights as standing's, begun once and multiplied for life.
+0.10 and H = ln(1/α) are not gonka's numbers, which differ from model to model, but those under which SPRT needs the 300
+validations to detect 10 % of failures, and 21 to detect 50 %, that are known of it at α = 0.001.
+*Lifetime* is `policies.betting`: the same processes and weights as standing's, with its own stakes, begun once
+and multiplied for life.
 """
 
 from __future__ import annotations

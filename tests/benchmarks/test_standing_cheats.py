@@ -73,7 +73,8 @@ def test_a_good_past_buys_more_under_the_other_rules() -> None:
 
 
 def test_the_other_rules_err_as_is_known_of_them() -> None:
-    """66 % and 0.18 % of honest workers within 2,000 validations; 300 and 21 validations to detect 10 % and 50 %."""
+    """Known of them: z > 1 flags two thirds and more of honest workers within 2,000 validations, SPRT 0.18 %, and SPRT
+    needs 300 and 21 validations to detect 10 % and 50 %."""
     random = np.random.default_rng(2)
     boundary = random.random((1500, 2000)) < rivals.P0
     assert 0.6 < rivals.z_rule(boundary).any(axis=1).mean() < 0.85
