@@ -81,17 +81,15 @@ class Fold:
 
     def _count(self, unit: Unit) -> None:
         record, rules = self.record, self._rules
-        x, mu0 = eprocess.null_means(unit.outcomes, rules.fault_rate)
-        everything = eprocess.steps(x, mu0)
-        # A prompt that was counted already would say the same again: its answers are not new draws. It still worries.
-        again = prompt_name(unit) in self._seen
-        spoken = {name: found for name, found in unit.outcomes.items() if name in EXACT or not again}
-        new = everything if not again else eprocess.steps(*eprocess.null_means(spoken, rules.fault_rate))
+        everything = eprocess.steps(*eprocess.null_means(unit.outcomes, rules.fault_rate))
+        # What failed once on a prompt may be the prompt's doing, and would be again: it has spoken. It still worries.
+        spoken = {name: found for name, found in unit.outcomes.items() if _failed(unit, name) not in self._seen}
+        new = eprocess.steps(*eprocess.null_means(spoken, rules.fault_rate))
         n = record.n + 1
         self._m, _ = eprocess.advance(self._m, self._r, new, n)
         _, self._r = eprocess.advance(self._m, self._r, everything, n)
         replayed = {name: found for name, found in spoken.items() if name in REPLAYED}
-        self._learn([unit_name(unit), *([prompt_name(unit)] if replayed else [])])
+        self._learn([unit_name(unit), *(_failed(unit, name) for name, (x, _) in spoken.items() if x > 0)])
         failed = tuple(name for name, (value, _) in unit.outcomes.items() if value > 0)
         heard, accusing = record.heard, record.accusing
         if replayed:
@@ -174,9 +172,14 @@ def unit_name(unit: Unit) -> str:
     return f"u:{unit.unit}"
 
 
-def prompt_name(unit: Unit) -> str:
-    """Under which name it knows its prompt."""
-    return f"p:{unit.prompt}"
+def prompt_names(unit: Unit) -> tuple[str, str]:
+    """Under which names it knows a prompt that failed: an exact check, or one that speaks of a replay."""
+    return f"px:{unit.prompt}", f"pr:{unit.prompt}"
+
+
+def _failed(unit: Unit, process: str) -> str:
+    exact, replayed = prompt_names(unit)
+    return exact if process in EXACT else replayed
 
 
 def _covered(known: Coverage, unit: Unit) -> Coverage:

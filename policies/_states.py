@@ -88,7 +88,7 @@ def _accused(record: Record) -> str:
 
 def _uncorroborated(record: Record) -> str:
     keys = _corroboration.speakers(record.heard)
-    who = {0: "no client key", 1: "one client key", 2: "two client keys"}.get(keys, f"{keys} client keys")
+    who = {0: "no client key", 1: "one client key", 2: "two client keys"}.get(keys, "few client keys")
     return f"evidence suffices, but rests on what {who} asked: it must stand without any two of them"
 
 

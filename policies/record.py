@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import zstandard
 
 from policies import eprocess
 from policies.eprocess import COMPONENTS, Floats
@@ -18,12 +19,14 @@ SUSPECT = "suspect"
 QUARANTINED = "quarantined"
 STATES = (TRIAL, TRUSTED, SUSPECT, QUARANTINED)
 
-WINDOW = 256
+WINDOW = 1024
 """Units that corroboration looks back on."""
 LAST_ACCUSING = 20
 LONGEST_TRAIL = 200
 MOST_POINTS = 120
 """Points that the chart of the evidence keeps; older ones are thinned."""
+_LARGEST = 64 * 1024 * 1024
+"""Bytes that a record may hold uncompressed."""
 HALF_LIFE = 500
 """Generations after which one counts half in recent coverage."""
 
@@ -180,10 +183,14 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pack(record: Record) -> bytes:
-    """Bytes of a record."""
-    return msgspec.msgpack.encode(record)
+    """Bytes of a record: msgpack, compressed, some 10 kB."""
+    return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(record))
 
 
 def unpack(data: bytes) -> Record:
     """A record from its bytes. Raises msgspec.DecodeError (a ValueError) where they are none."""
-    return msgspec.msgpack.decode(data, type=Record)
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_LARGEST)
+    except zstandard.ZstdError as error:
+        raise msgspec.DecodeError("not a record") from error
+    return msgspec.msgpack.decode(raw, type=Record)

@@ -8,8 +8,10 @@ and the evidence must stand without any two client keys' answers, or by the oper
 (`policies._corroboration`).
 
 What counts, of the null hypothesis's point of view, is chosen before the answer is seen: a unit stays outside when its
-seed was the client's, when its replay was chosen for what the answer said, when it was counted already, and when its
-client key had its share of the day. A prompt that was replayed before counts for the exact checks only.
+seed was the client's, when it was counted already, and when its client key had its share of the day. A prompt speaks
+against a backend once in exact checks and once in replays: a fault may be the prompt's own, and then asking again
+draws nothing new. Under the null, and whatever part of a fault is the prompt's, an answer to a prompt that never failed
+fails with no more than the stated chance.
 
 States: `trial` (too little is known), `trusted`, `suspect` (something speaks against it and does not suffice, or it no
 longer earns trust), `quarantined` (accused, or by hand; only the operator ends it).
@@ -91,8 +93,8 @@ def next_number(records: Iterable[Record]) -> int:
 
 
 def names(units: Iterable[Unit]) -> list[str]:
-    """Under which names a backend's memory would know these units and their prompts."""
-    return [name for unit in units for name in (_folding.unit_name(unit), _folding.prompt_name(unit))]
+    """Under which names a backend's memory would know these units, and prompts that failed."""
+    return [name for unit in units for name in (_folding.unit_name(unit), *_folding.prompt_names(unit))]
 
 
 def fold(record: Record, units: Iterable[Unit], seen: AbstractSet[str], rules: StandingSettings) -> Folded:

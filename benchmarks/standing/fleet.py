@@ -60,7 +60,8 @@ class Heard:
 
 
 def heard(batch: Batch, memory: bool = True) -> Heard:
-    """As standing hears units: none twice, and no replay of a prompt that was replayed before.
+    """As standing hears units: none twice, and nothing more of the exact checks, or of replays, on a prompt that failed
+    there.
 
     Without `memory` everything counts, which no record does.
     """
@@ -71,14 +72,16 @@ def heard(batch: Batch, memory: bool = True) -> Heard:
     rows = np.arange(backends)
     prompts, seeds, keys = (int(part.max()) + 1 for part in (batch.prompts, batch.seeds, batch.keys))
     known = np.zeros((backends, keys, prompts, seeds), np.bool_)
-    replayed = np.zeros((backends, prompts), np.bool_)
+    groups = (slice(0, _EXACT), slice(_EXACT, None))
+    failed = np.zeros((len(groups), backends, prompts), np.bool_)
     new = np.empty((backends, units), np.bool_)
     for at in range(units):
         key, prompt, seed = batch.keys[:, at], batch.prompts[:, at], batch.seeds[:, at]
         new[:, at] = ~known[rows, key, prompt, seed]
         known[rows, key, prompt, seed] = True
-        x[replayed[rows, prompt], at, _EXACT:] = np.nan
-        replayed[rows, prompt] = True
+        for which, group in enumerate(groups):
+            x[failed[which, rows, prompt], at, group] = np.nan
+            failed[which, rows, prompt] |= new[:, at] & (x[:, at, group] > 0).any(axis=1)
     order = np.argsort(~new, axis=1, kind="stable")
     mu0 = np.broadcast_to(batch.mu0, x.shape)
     moved = replace(

@@ -61,13 +61,7 @@ def settings(h200: Sequence[Sequence[Answer]], cpu: Sequence[Sequence[Answer]]) 
             corroborated=False,
             memory=False,
         ),
-        Setting(
-            "repeated faults",
-            "the same with memory, exact checks too fixed by the prompt",
-            nulls.stubborn,
-            promised=False,
-            corroborated=False,
-        ),
+        Setting("repeated faults", "the same with memory, exact checks too fixed by the prompt", nulls.stubborn),
         Setting("recorded, H200", f"honest answers in blocks of {BLOCK}", nulls.recorded(h200, BLOCK)),
         Setting("recorded, CPU", "honest answers of the demo's small profile", nulls.recorded(cpu, BLOCK)),
         Setting(

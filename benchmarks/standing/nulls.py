@@ -99,7 +99,7 @@ def repeating(random: np.random.Generator, backends: int, units: int) -> Batch:
 
 
 def stubborn(random: np.random.Generator, backends: int, units: int) -> Batch:
-    """The same, and what the exact checks find is the prompt's own too: more than standing promises to withstand."""
+    """The same, and what the exact checks find is the prompt's own too."""
     batch = repeating(random, backends, units)
     fixed = np.repeat(random.random((backends, PROMPTS, 1)), _EXACT, axis=2)
     failing = np.take_along_axis(fixed, batch.prompts[..., None], axis=1) < batch.mu0[..., :_EXACT]

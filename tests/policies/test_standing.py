@@ -116,21 +116,37 @@ def test_what_was_not_chosen_beforehand_stays_outside() -> None:
     assert folded.record.n == 1
     assert folded.record.outside == {CLIENT_SEED: 2, REPEATED: 2}
     assert folded.record.coverage.generations == 5
-    assert folded.remember == ["u:twice", "p:prompt3"]
+    assert folded.remember == ["u:twice", "px:prompt3"]
     assert set(folded.remember) <= set(standing.names(units))
 
 
-def test_a_prompt_asked_again_speaks_only_of_exact_checks() -> None:
-    """Its answers are the same draw over again; they still raise suspicion, and with it the audit rate."""
+@pytest.mark.parametrize("process", ["distance", "margin", "selection", "withheld"])
+def test_a_prompt_speaks_against_a_backend_once(process: str) -> None:
+    """A fault may be the prompt's own. Asked over and over it still raises suspicion, and with it the audit rate."""
     first = record(honest(300))
-    again = [unit(1000 + at, "distance", prompt="the same") for at in range(50)]
-    known = after(first, again)
+    known = after(first, [unit(1000 + at, process, prompt="the same") for at in range(50)])
     assert known.state == "suspect"
-    assert known.log_evidence < math.log(100)
+    assert known.log_evidence < math.log(1000)
     assert standing.audit_rate(known, AUDIT) == 1.0
-    assert len([heard for heard in known.heard if heard.outcomes["distance"][0]]) == 1
-    exact = after(first, [unit(1000 + at, "selection", prompt="the same") for at in range(10)])
-    assert exact.state == "quarantined"
+    assert known.n == 350
+
+
+def test_prompts_that_passed_before_may_accuse_a_backend_that_changes() -> None:
+    """Traffic of few prompts: each passes over and over, then each fails."""
+    known = record([unit(at, prompt=f"p{at % 40}") for at in range(400)])
+    assert known.state == "trusted"
+    exact = [unit(1000 + at, "selection", prompt=f"p{at % 40}") for at in range(40)]
+    replayed = [unit(1000 + at, "distance", prompt=f"p{at % 40}") for at in range(40)]
+    assert (until_quarantine(known, exact) or 99) <= 6
+    assert (until_quarantine(known, replayed) or 99) <= 25
+
+
+def test_exact_and_replayed_faults_of_a_prompt_are_remembered_apart() -> None:
+    folded = standing.fold(record(), [unit(0, "distance"), unit(1, "selection"), unit(2)], set(), RULES)
+    assert folded.remember == ["u:unit0", "pr:prompt0", "u:unit1", "px:prompt1", "u:unit2"]
+    again = [unit(10, "selection", prompt="prompt0"), unit(11, "distance", prompt="prompt1")]
+    known = standing.fold(record(), again, set(folded.remember), RULES)
+    assert known.remember == ["u:unit10", "px:prompt0", "u:unit11", "pr:prompt1"]
 
 
 def test_a_busy_key_is_thinned_out_but_never_frozen_out() -> None:
