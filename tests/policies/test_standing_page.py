@@ -136,7 +136,7 @@ def test_states_actions_and_events_are_on_the_page() -> None:
         ("over the number of units (1,000 at most)", eprocess.HORIZON),
         ("raises the rate from 10 on", round(math.exp(audit.CALM))),
         ("everything from 1,000 on", round(math.exp(audit.ALARM))),
-        ("the last 256 units that had a replay", record.WINDOW),
+        ("the last 1,024 units that had a replay", record.WINDOW),
         ("half the weight every 500 answers", record.HALF_LIFE),
         ("remembered for 30 days", queue.REMEMBERED // 86_400),
         ("the last 100,000 of each", queue.MOST_REMEMBERED),
