@@ -26,6 +26,7 @@ from policies.standing import Folded, Record
 from policies.unit import Unit, declaration_name, declaration_of
 from verifier_pool import declarations
 from verifier_pool.queue import (
+    KINDS,
     STANDINGS,
     STORE_STANDING,
     UNFOLDED,
@@ -35,6 +36,7 @@ from verifier_pool.queue import (
     standing_key,
     store_standing,
     units_key,
+    waiting_key,
 )
 
 logger = logging.getLogger(__name__)
@@ -232,6 +234,18 @@ class Standings:
             level = logging.INFO if event.data["state"] in (standing.TRIAL, standing.TRUSTED) else logging.WARNING
             logger.log(level, "%s: backend %s is %s", event.type, found.backend, event.data["state"])
         return True
+
+
+def forget(redis: Redis, backend: str) -> None:
+    """Remove everything of a backend that was made for a test. Of a real one nothing may be: its lives are counted."""
+    names = [name for name in cast("list[bytes]", redis.hkeys(STANDINGS)) if name.decode().startswith(f"{backend}:")]
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.delete(standing_key(backend), units_key(backend), declaration_key(backend), waiting_key(backend))
+    pipeline.delete(*(seen_key(backend, kind) for kind in KINDS))
+    pipeline.srem(UNFOLDED, backend)
+    if names:
+        pipeline.hdel(STANDINGS, *names)
+    pipeline.execute()
 
 
 def audit_rate(redis: Redis, rules: AuditSettings, backend: str, declaration: Mapping[str, str]) -> float:

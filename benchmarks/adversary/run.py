@@ -110,6 +110,7 @@ async def _attack(
             print("  " + " | ".join(report.cells(summaries[-1])[1:]), flush=True)
     finally:
         await client.close()
+        await asyncio.to_thread(stack.forget_standings, target.settings, backends)
         output.finish(summaries, _metadata(arguments, begun))
     print(f"\n{report.markdown(summaries)}\n")
     return summaries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from benchmarks.adversary.servers import Site
 from benchmarks.demo.processes import Child, Children, answers, free_ports
 from policies.errors import CountersignError, SettingsError
 from policies.settings import BackendSettings, Settings, hash_key, parse_settings, store_url
+from verifier_pool import standing
 
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 
@@ -90,6 +91,13 @@ def check_store(settings: Settings) -> None:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         raise StackError("the stack's Redis does not answer; is `countersign serve` running?") from error
+
+
+def forget_standings(settings: Settings, names: Iterable[str]) -> None:
+    """Leave nothing of these backends among the standings of the operator's own."""
+    with redis.Redis.from_url(store_url(settings, os.environ), socket_timeout=5, socket_connect_timeout=5) as client:
+        for name in names:
+            standing.forget(client, name)
 
 
 def start_proxy(

@@ -26,7 +26,7 @@ from verifier_pool.queue import (
     standing_key,
     units_key,
 )
-from verifier_pool.standing import Contended, Standings, audit_rate
+from verifier_pool.standing import Contended, Standings, audit_rate, forget
 from verifier_pool.webhooks import verify_signature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -310,3 +310,14 @@ def test_an_event_reaches_the_receiver(redis: Redis, valkey_url: str) -> None:
     assert verify_signature(SECRET, second[0], second[1], time.time())
     assert orjson.loads(second[1])["type"] == "backend.quarantined"
     assert not redis.exists(OUTBOX)
+
+
+def test_what_was_made_for_a_test_leaves_nothing(redis: Redis, valkey_url: str) -> None:
+    rules = declared(valkey_url)
+    push(redis, told(rules, outcomes=REJECTED))
+    Standings(redis, rules).fold("honest", 60)
+    assert Standings(redis, rules).backends() == ["honest"]
+    forget(redis, "honest")
+    assert redis.keys("*honest*") == []
+    assert Standings(redis, rules).backends() == []
+    forget(redis, "honest")
