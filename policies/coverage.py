@@ -1,8 +1,8 @@
 """Coverage: which part of what a backend served could be decided, and who kept the rest from it.
 
 A response is *decided* when structure and selection each pass or reject and, where it was audited, distance judged it
-(a borderline score is a judgement). Selection may be left out where the request keeps it from applying, if a replay
-judged the response instead. Coverage is decided ÷ served, in tokens.
+(a borderline score is a judgement). Where the request keeps one of selection and distance from applying, the other
+suffices. Coverage is decided ÷ served, in tokens.
 
 What stays undecided is put down to one of three: the request (its parameters, its client leaving), us (the reference,
 the store, a profile or declaration that is missing), or the backend. The last is not proof of anything: it is what a
@@ -21,7 +21,10 @@ OURS = "ours"
 BACKEND = "backend"
 
 _BY_REQUEST = frozenset(
-    {"client_left", "not_replayed", "grammar", "too_short", "no_tokens", "no_seed", "bad_temperature", "undecided"}
+    {
+        *("client_left", "client_error", "not_replayed", "grammar"),
+        *("too_short", "no_tokens", "no_seed", "bad_temperature", "undecided"),
+    }
 )
 _BY_US = frozenset(
     {
@@ -52,7 +55,8 @@ def of(verification: Mapping[str, Any]) -> tuple[str, str]:
         replayed = _open(checks.get("distance"))
         if replayed == "" and blame_of(open_codes[1]) == REQUEST:
             open_codes[1] = ""
-        open_codes.append(replayed)
+        if open_codes[1] or blame_of(replayed) != REQUEST:
+            open_codes.append(replayed)
     codes = [code for code in open_codes if code]
     if not codes:
         return "", ""

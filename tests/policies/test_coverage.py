@@ -75,6 +75,7 @@ def test_blame(audited: bool, results: dict[str, tuple[str, str]], expected: tup
         ("backlog", "ours"),
         ("proxy_lost", "ours"),
         ("client_left", "request"),
+        ("client_error", "request"),
         ("no_answer", "backend"),
         ("", "backend"),
     ],
