@@ -15,9 +15,7 @@ the sum that makes the whole (`policies.eprocess`), so it is never more than tha
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +27,9 @@ from policies.unit import PROCESSES, REPLAYED
 
 LEFT_OUT = 2
 """Client keys that may collude."""
-MOST_KEYS = 16
-"""Keys whose pairs are tried, those with the most failing units first: leaving others out changes less."""
-
+MOST_PAIRS = 4096
+"""Pairs that are looked at; what others might leave is then bounded from below."""
+_TOGETHER = 64
 _REPLAYED = [PROCESSES.index(name) for name in REPLAYED]
 
 
@@ -47,22 +45,37 @@ def log_evidence(heard: Sequence[Heard], others: float, fault_rate: float, enoug
     """
     if not heard:
         return others
-    failing = Counter(unit.key for unit in heard if any(x > 0 for x, _ in unit.outcomes.values()))
-    pairs = list(combinations([key for key, _ in failing.most_common(MOST_KEYS)], LEFT_OUT))
-    names = np.array([unit.key for unit in heard])
     operator = np.array([unit.operator for unit in heard])
-    alone = float(_walk(heard, operator[None], fault_rate)[0]) if operator.any() else eprocess.NOTHING
+    walk = _Walk(heard, fault_rate)
+    alone = float(walk.evidence(operator[None])[0]) if operator.any() else eprocess.NOTHING
 
     def with_all(without_two: float) -> float:
         return float(np.logaddexp(np.logaddexp(alone, without_two) - math.log(2), others))
 
-    if len(failing) <= LEFT_OUT:
+    if speakers(heard) <= LEFT_OUT:
         return with_all(eprocess.NOTHING)
-    least = math.inf
-    # The two with the most failing units come first, and mostly settle it.
-    for some in (pairs[:1], pairs[1:]):
-        masks = np.array([~np.isin(names, pair) for pair in some])
-        least = min(least, float(_walk(heard, masks, fault_rate).min()))
+    names = np.array([unit.key for unit in heard])
+    keys, gains = walk.gains(names)
+
+    def without(first: NDArray[np.intp], second: NDArray[np.intp]) -> float:
+        masks = (names != keys[first, None]) & (names != keys[second, None])
+        return float(walk.evidence(masks).min())
+
+    most = np.argsort(-gains)
+    least = without(most[:1], most[1:LEFT_OUT])
+    if with_all(least) < enough < math.inf:
+        return with_all(least)  # these two mostly settle it
+    first, second = np.triu_indices(len(keys), 1)
+    # Leaving out a key takes no more from the evidence than its units ever added to it.
+    bounds = float(walk.evidence(np.ones((1, len(heard)), np.bool_))[0]) - gains[first] - gains[second]
+    order = np.argsort(bounds)
+    for start in range(0, len(order), _TOGETHER):
+        bound, pairs = float(bounds[order[start]]), order[start : start + _TOGETHER]
+        if bound >= least or with_all(bound) >= enough:
+            break
+        if start >= MOST_PAIRS:
+            return with_all(min(least, bound))
+        least = min(least, without(first[pairs], second[pairs]))
         if with_all(least) < enough < math.inf:
             break
     return with_all(least)
@@ -73,17 +86,28 @@ def speakers(heard: Sequence[Heard]) -> int:
     return len({unit.key for unit in heard if any(x > 0 for x, _ in unit.outcomes.values())})
 
 
-def _walk(heard: Sequence[Heard], masks: NDArray[np.bool_], fault_rate: float) -> Floats:
-    """Evidence of the replayed processes over the units of each mask (masks, units), (masks,).
+class _Walk:
+    """The evidence of the replayed processes over some of the units, M written out as its sum over all moments j of
+    ω_j · Π e over the units from j on."""
 
-    M written out as its sum over all moments j of ω_j · Π e over the units from j on.
-    """
-    pairs = [eprocess.null_means(unit.outcomes, fault_rate) for unit in heard]
-    log_e = eprocess.steps([x for x, _ in pairs], [mu0 for _, mu0 in pairs])[:, _REPLAYED]
-    taken = np.where(masks[:, ::-1, None, None], log_e[::-1], 0.0)
-    log_weights = np.log([eprocess.weight(unit.n) for unit in heard])[::-1, None, None]
-    since = np.cumsum(taken, axis=1) + log_weights
-    largest = since.max(axis=1)
-    log_m = np.full((len(masks), len(PROCESSES), COMPONENTS), eprocess.NOTHING)
-    log_m[:, _REPLAYED] = largest + np.log(np.exp(since - largest[:, None]).sum(axis=1))
-    return eprocess.log_evidence(log_m, REPLAYED)
+    def __init__(self, heard: Sequence[Heard], fault_rate: float) -> None:
+        pairs = [eprocess.null_means(unit.outcomes, fault_rate) for unit in heard]
+        steps = eprocess.steps([x for x, _ in pairs], [mu0 for _, mu0 in pairs])
+        self._steps = steps[::-1, _REPLAYED]
+        self._log_weights = np.log([eprocess.weight(unit.n) for unit in heard])[::-1, None, None]
+
+    def evidence(self, masks: NDArray[np.bool_]) -> Floats:
+        """Logarithm of the evidence over the units of each mask (masks, units), (masks,)."""
+        taken = np.where(masks[:, ::-1, None, None], self._steps, 0.0)
+        since = np.cumsum(taken, axis=1) + self._log_weights
+        largest = since.max(axis=1)
+        log_m = np.full((len(masks), len(PROCESSES), COMPONENTS), eprocess.NOTHING)
+        log_m[:, _REPLAYED] = largest + np.log(np.exp(since - largest[:, None]).sum(axis=1))
+        return eprocess.log_evidence(log_m, REPLAYED)
+
+    def gains(self, names: NDArray[np.str_]) -> tuple[NDArray[np.str_], Floats]:
+        """Keys, and by how much the units of each raise any component at most, in logarithms."""
+        keys, places = np.unique(names[::-1], return_inverse=True)
+        sums = np.zeros((len(keys), *self._steps.shape[1:]))
+        np.add.at(sums, places, np.maximum(self._steps, 0.0))
+        return keys, sums.max(axis=(1, 2))

@@ -18,6 +18,7 @@ from policies.record import (
     Accusation,
     Accusing,
     Coverage,
+    Earned,
     Heard,
     Left,
     Record,
@@ -29,6 +30,10 @@ _DAY = 86400
 _FORGETS = 0.5 ** (1 / HALF_LIFE)
 _MOST_REASONS = 64
 _MOST_KEYS = 1024
+_OTHERS = "others"
+"""Stands for the client keys of a day beyond the first `_MOST_KEYS`, which have one allowance together."""
+EXACT_BASIS = "exact"
+REPLAYED_BASIS = "replayed"
 
 
 class Fold:
@@ -42,23 +47,34 @@ class Fold:
         self._m, self._r = record.m, record.r
 
     def take(self, units: Iterable[Unit]) -> None:
-        """Count units, in the order of their verdicts."""
+        """Count units, in the order of their verdicts.
+
+        What exact checks say is compared with what accuses after every unit, what needs corroboration at the end.
+        """
+        last = None
         for unit in units:
             if unit.served < self.record.pardoned_at:
                 self._leave_out(EARLIER_LIFE)
                 continue
-            self.record = msgspec.structs.replace(self.record, coverage=_covered(self.record.coverage, unit))
-            if not unit.outcomes:
-                continue
-            outside = unit.outside or self._outside(unit)
+            outside = unit.outside or (self._outside(unit) if unit.outcomes else "")
+            self._cover(unit, outside)
             if outside:
                 self._leave_out(outside)
-            else:
-                self._count(unit)
+            elif unit.outcomes and self._count(unit):
+                last = unit.at
+        if last is not None:
+            self._accuse(last)
         self.record = msgspec.structs.replace(
             self.record,
             log_m=tuple(self._m.ravel().tolist()),
             log_r=tuple(self._r.ravel().tolist()),
+        )
+
+    def _cover(self, unit: Unit, outside: str) -> None:
+        self.record = msgspec.structs.replace(
+            self.record,
+            coverage=_covered(self.record.coverage, unit),
+            earned=self.record.earned if outside == REPEATED else _earned(self.record.earned, unit, outside),
         )
 
     def _leave_out(self, why: str) -> None:
@@ -69,45 +85,49 @@ class Fold:
         """Why a unit may not speak, from the past and its secret draw; notes that its key was heard."""
         if unit_name(unit) in self._seen:
             return REPEATED
-        record = self.record
-        day = max(int(unit.at // _DAY), record.day)
-        keys, total = (record.day_keys, record.day_total) if day == record.day else ({}, 0)
-        own = keys.get(unit.key, 0)
-        if own or len(keys) < _MOST_KEYS:
-            keys = {**keys, unit.key: own + 1}
-        self.record = msgspec.structs.replace(record, day=day, day_total=total + 1, day_keys=keys)
-        may = unit.operator or unit.draw < key_chance(own, total - own, self._rules)
+        record, day = self.record, int(unit.at // _DAY)
+        # An earlier day is a verdict of the last minutes before midnight; much earlier, and a clock was wrong before.
+        same = day in (record.day, record.day - 1)
+        keys, total = (record.day_keys, record.day_total) if same else ({}, 0)
+        key = unit.key if unit.key in keys or len(keys) < _MOST_KEYS else _OTHERS
+        own = keys.get(key, 0)
+        self.record = msgspec.structs.replace(
+            record, day=record.day if same else day, day_total=total + 1, day_keys={**keys, key: own + 1}
+        )
+        may = unit.operator or unit.draw < key_chance(own, self._rules)
         return "" if may else KEY_SHARE
 
-    def _count(self, unit: Unit) -> None:
+    def _count(self, unit: Unit) -> bool:
+        """Let a unit speak; whether it speaks against the backend."""
         record, rules = self.record, self._rules
         everything = eprocess.steps(*eprocess.null_means(unit.outcomes, rules.fault_rate))
         # What failed once on a prompt may be the prompt's doing, and would be again: it has spoken. It still worries.
         spoken = {name: found for name, found in unit.outcomes.items() if _failed(unit, name) not in self._seen}
-        new = eprocess.steps(*eprocess.null_means(spoken, rules.fault_rate))
+        new = everything
+        if len(spoken) < len(unit.outcomes):
+            new = eprocess.steps(*eprocess.null_means(spoken, rules.fault_rate))
         n = record.n + 1
-        self._m, _ = eprocess.advance(self._m, self._r, new, n)
-        _, self._r = eprocess.advance(self._m, self._r, everything, n)
+        self._m, self._r = eprocess.advance(self._m, new, n), eprocess.worry(self._r, everything)
         replayed = {name: found for name, found in spoken.items() if name in REPLAYED}
-        self._learn([unit_name(unit), *(_failed(unit, name) for name, (x, _) in spoken.items() if x > 0)])
+        against = [name for name, (x, _) in spoken.items() if x > 0]
+        self._learn([unit_name(unit), *(_failed(unit, name) for name in against)])
         failed = tuple(name for name, (value, _) in unit.outcomes.items() if value > 0)
         heard, accusing = record.heard, record.accusing
         if replayed:
             heard = (*heard, Heard(n, unit.key, unit.operator, replayed))[-WINDOW:]
         if failed:
             accusing = (*accusing, Accusing(unit.id, unit.at, failed))[-LAST_ACCUSING:]
-        evidence = float(eprocess.log_evidence(self._m))
         self.record = msgspec.structs.replace(
             record,
             n=n,
             heard=heard,
             accusing=accusing,
-            withheld=record.withheld + int(unit.outcomes.get("withheld", (0.0, 0.0))[0] > 0),
-            asked=record.asked + int("withheld" in unit.outcomes),
             profiles={**record.profiles, unit.profile: unit.delta} if replayed and unit.profile else record.profiles,
-            chart=_charted(record.chart, n, evidence / math.log(10)),
+            chart=_charted(record.chart, n, float(eprocess.log_evidence(self._m)) / math.log(10)),
         )
-        self._accuse(unit.at, evidence)
+        if any(name in EXACT for name in against):
+            self._accuse(unit.at, EXACT_BASIS)
+        return bool(against)
 
     def _learn(self, names: Sequence[str]) -> None:
         for name in names:
@@ -115,26 +135,19 @@ class Fold:
                 self._seen.add(name)
                 self.remember.append(name)
 
-    def _accuse(self, at: float, evidence: float) -> None:
-        record = self.record
-        if record.accused is not None or evidence < needed(record.number, self._rules.alpha):
-            return
-        found = accusation(record, self._m, at, self._rules)
-        if found is not None:
-            self.record = msgspec.structs.replace(record, accused=found)
+    def _accuse(self, at: float, basis: str = REPLAYED_BASIS) -> None:
+        if self.record.accused is None:
+            found = accusation(self.record, self._m, at, self._rules, basis)
+            self.record = msgspec.structs.replace(self.record, accused=found)
 
 
-def key_chance(own: int, others: int, rules: StandingSettings) -> float:
-    """Chance that a unit of a client key is counted, after `own` of its units and `others` of other keys that day.
+def key_chance(own: int, rules: StandingSettings) -> float:
+    """Chance that a unit of a client key is counted, after `own` of its units that day: allowance/own, at most 1.
 
-    Certain within the allowance. Beyond it such that the key makes up `key_share` of what is counted, so that a friend
-    of the backend, served well, cannot drown what it does to others. Where there are too few others for that, the
-    chance falls as allowance/own: what is counted then grows with the logarithm of the key's traffic, and never stops.
+    What counts of a key grows with the logarithm of its traffic. So a friend of the backend, whom it serves well,
+    cannot drown what it does to others, and the backend cannot cheat a client unseen who is all of its traffic.
     """
-    if own < rules.key_allowance or rules.key_share == 1:
-        return 1.0
-    even = rules.key_share / (1 - rules.key_share) * others / own
-    return min(1.0, max(even, rules.key_allowance / own))
+    return min(1.0, rules.key_allowance / max(own, 1))
 
 
 def budget(number: int, alpha: float) -> float:
@@ -148,23 +161,23 @@ def needed(number: int, alpha: float) -> float:
 
 
 def level(record: Record, alpha: float, basis: str) -> float:
-    """Bound on the probability that an honest backend is accused: α_k, plus the δ of profiles where they took part."""
-    errors = sum(record.profiles.values()) if basis == "replayed" else 0.0
-    return min(1.0, budget(record.number, alpha) + errors)
+    """Bound on the probability that an honest backend is ever accused: α over all its lives, plus the δ of every
+    profile that took part where replays did."""
+    errors = sum(record.profiles.values()) if basis == REPLAYED_BASIS else 0.0
+    return min(1.0, alpha + errors)
 
 
-def accusation(record: Record, log_m: Floats, at: float, rules: StandingSettings) -> Accusation | None:
-    """The accusation that the evidence carries, if it does: by exact checks alone, or corroborated."""
+def accusation(record: Record, log_m: Floats, at: float, rules: StandingSettings, basis: str) -> Accusation | None:
+    """The accusation that the evidence carries, if it does: by exact checks alone, or by all of them, corroborated."""
     enough = needed(record.number, rules.alpha)
-    exact = float(eprocess.log_evidence(log_m, EXACT))
-    if exact >= enough:
-        return _accusation(record, at, "exact", exact, rules)
-    found = _corroboration.log_evidence(record.heard, exact, rules.fault_rate, enough)
-    return _accusation(record, at, "replayed", found, rules) if found >= enough else None
-
-
-def _accusation(record: Record, at: float, basis: str, evidence: float, rules: StandingSettings) -> Accusation:
-    return Accusation(at, record.n, basis, evidence / math.log(10), level(record, rules.alpha, basis))
+    found = float(eprocess.log_evidence(log_m, EXACT))
+    if basis == REPLAYED_BASIS:
+        if float(eprocess.log_evidence(log_m)) < enough:
+            return None
+        found = _corroboration.log_evidence(record.heard, found, rules.fault_rate, enough)
+    if found < enough:
+        return None
+    return Accusation(at, record.n, basis, found / math.log(10), level(record, rules.alpha, basis))
 
 
 def unit_name(unit: Unit) -> str:
@@ -189,7 +202,6 @@ def _covered(known: Coverage, unit: Unit) -> Coverage:
         code = unit.undecided if unit.undecided in left or len(left) < _MOST_REASONS else "other"
         before = left.get(code, Left(0, 0, unit.blame))
         left = {**left, code: Left(before.generations + 1, before.tokens + unit.tokens, unit.blame)}
-    excused = not decided and unit.blame != coverage.BACKEND
     return Coverage(
         generations=known.generations + 1,
         tokens=known.tokens + unit.tokens,
@@ -198,6 +210,22 @@ def _covered(known: Coverage, unit: Unit) -> Coverage:
         audited=known.audited + unit.audited,
         replayed=known.replayed + unit.replayed,
         left=left,
+    )
+
+
+def _earned(known: Earned, unit: Unit, outside: str) -> Earned:
+    """What a unit earns or costs. One that may not speak earns nothing; what the backend did there costs all the same:
+    a client's seed makes nobody leave out evidence."""
+    decided, evasive = not unit.undecided, unit.blame == coverage.BACKEND
+    missing = unit.outcomes.get("withheld", (0.0, 0.0))[0] > 0
+    if outside and not evasive and not missing:
+        return known
+    excused = not decided and not evasive
+    return Earned(
+        decided=known.decided + (decided and not outside),
+        replayed=known.replayed + (unit.replayed and not outside),
+        withheld=known.withheld + missing,
+        asked=known.asked + ("withheld" in unit.outcomes),
         recent_served=known.recent_served * _FORGETS + unit.tokens,
         recent_decided=known.recent_decided * _FORGETS + (unit.tokens if decided else 0),
         recent_excused=known.recent_excused * _FORGETS + (unit.tokens if excused else 0),

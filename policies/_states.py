@@ -6,7 +6,6 @@ import math
 
 from policies import _corroboration, _folding
 from policies._tails import binomial_tail
-from policies.audit import ALARM, CALM
 from policies.record import QUARANTINED, SUSPECT, TRIAL, TRUSTED, Record
 from policies.settings import StandingSettings
 
@@ -47,36 +46,35 @@ def _worries(record: Record, rules: StandingSettings) -> tuple[str, ...]:
         found.append(_uncorroborated(record))
     elif evidence >= enough / (4 if was else 2):
         found.append(f"evidence against it is {_power(evidence)} of {_power(enough)}")
-    if record.log_suspicion >= (CALM if was else ALARM):
-        found.append(f"recent answers speak against it (suspicion {_power(record.log_suspicion)})")
     return tuple(found)
 
 
 def _lacking(record: Record, rules: StandingSettings) -> tuple[str, ...]:
     """What keeps it from being trusted."""
-    covered, found = record.coverage, []
+    earned, found = record.earned, []
     if record.declaration.get("speculative"):
         found.append("speculative decoding is declared, so its sampling cannot be checked exactly")
-    if covered.decided < rules.trusted_after:
-        found.append(f"{covered.decided} of {rules.trusted_after} answers decided")
+    if earned.decided < rules.trusted_after:
+        found.append(f"{earned.decided} of {rules.trusted_after} answers decided")
     replays = math.ceil(rules.trusted_after / REPLAYED_SHARE)
-    if covered.replayed < replays:
-        found.append(f"{covered.replayed} of {replays} answers judged by a replay")
+    if earned.replayed < replays:
+        found.append(f"{earned.replayed} of {replays} answers judged by a replay")
     least = rules.least_coverage - (SLACK if record.state == TRUSTED else 0.0)
-    if covered.recent is not None and covered.recent < least:
-        found.append(f"only {covered.recent:.0%} of what could be decided was, {rules.least_coverage:.0%} is needed")
+    if earned.recent is not None and earned.recent < least:
+        found.append(f"only {earned.recent:.0%} of what could be decided was, {rules.least_coverage:.0%} is needed")
     if _withholds(record, rules.fault_rate):
         share = f"{rules.fault_rate:.1%} are allowed"
-        found.append(f"evidence is missing from {record.withheld} of {record.asked} answers, {share}")
+        found.append(f"evidence is missing from {earned.withheld} of {earned.asked} answers, {share}")
     return tuple(found)
 
 
 def _withholds(record: Record, fault_rate: float) -> bool:
     """To become trusted a backend may not have left out more than the stated rate allows. It loses that trust when
     what is missing is no longer explained by chance at that rate."""
+    withheld, asked = record.earned.withheld, record.earned.asked
     if not record.trusted_once:
-        return record.withheld > fault_rate * record.asked
-    return binomial_tail(record.asked, fault_rate, record.withheld) <= FAULTS_LEVEL
+        return withheld > fault_rate * asked
+    return binomial_tail(asked, fault_rate, withheld) <= FAULTS_LEVEL
 
 
 def _accused(record: Record) -> str:
@@ -93,8 +91,7 @@ def _uncorroborated(record: Record) -> str:
 
 
 def _trust(record: Record) -> str:
-    covered = record.coverage
-    return f"{covered.decided} answers decided, {covered.replayed} of them by a replay"
+    return f"{record.earned.decided} answers decided, {record.earned.replayed} of them by a replay"
 
 
 def _power(log: float) -> str:

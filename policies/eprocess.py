@@ -49,6 +49,9 @@ STAKE_WEIGHTS = (1, 1, 1, 1, 1, 1, 1, 3)
 COMPONENTS = len(STAKE_WEIGHTS)
 HORIZON = 1000
 """Units after which suspicion is no longer measured against the number of all."""
+MOST_SUSPICION = 16.0
+"""Where each component of R ends: a process that fails all the time still reaches a suspicion of 1,000, and then some
+hundred clean units bring it down again."""
 NOTHING = -math.inf
 """The logarithm of no capital: where M and R begin."""
 
@@ -92,9 +95,16 @@ def steps(x: ArrayLike, mu0: ArrayLike) -> Floats:
     return np.log1p(odds[..., None] * _stakes())
 
 
-def advance(log_m: Floats, log_r: Floats, log_e: Floats, n: int) -> tuple[Floats, Floats]:
-    """M and R after unit n (from 1), in logarithms, each (…, 7, 8)."""
-    return log_e + np.logaddexp(log_m, math.log(weight(n))), log_e + np.logaddexp(log_r, 0.0)
+def advance(log_m: Floats, log_e: Floats, n: int) -> Floats:
+    """M after unit n (from 1), in logarithms, (…, 7, 8)."""
+    after: Floats = log_e + np.logaddexp(log_m, math.log(weight(n)))
+    return after
+
+
+def worry(log_r: Floats, log_e: Floats) -> Floats:
+    """R after one more unit, in logarithms, (…, 7, 8); never over `MOST_SUSPICION`, so that it passes in time."""
+    after: Floats = np.minimum(log_e + np.logaddexp(log_r, 0.0), MOST_SUSPICION)
+    return after
 
 
 def log_evidence(log_m: Floats, processes: Sequence[str] = PROCESSES) -> Floats:

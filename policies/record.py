@@ -23,12 +23,13 @@ WINDOW = 1024
 """Units that corroboration looks back on."""
 LAST_ACCUSING = 20
 LONGEST_TRAIL = 200
+"""Entries of the audit trail. The operator's own are the last to go."""
 MOST_POINTS = 120
 """Points that the chart of the evidence keeps; older ones are thinned."""
 _LARGEST = 64 * 1024 * 1024
 """Bytes that a record may hold uncompressed."""
 HALF_LIFE = 500
-"""Generations after which one counts half in recent coverage."""
+"""Units after which one counts half in recent coverage."""
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
@@ -79,11 +80,7 @@ class Left(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """What was served and decided, in generations and output tokens; why the rest was not, by code.
-
-    The `recent_` figures are tokens with half the weight every `HALF_LIFE` generations; `excused` is what the request
-    or we kept from being decided.
-    """
+    """What was served and decided, in generations and output tokens; why the rest was not, by code."""
 
     generations: int = 0
     tokens: int = 0
@@ -92,20 +89,36 @@ class Coverage(msgspec.Struct, frozen=True):
     audited: int = 0
     replayed: int = 0
     left: dict[str, Left] = {}
-    recent_served: float = 0.0
-    recent_decided: float = 0.0
-    recent_excused: float = 0.0
 
     @property
     def ratio(self) -> float | None:
         """Decided ÷ served, in tokens; None when nothing was served."""
         return self.decided_tokens / self.tokens if self.tokens else None
 
+
+class Earned(msgspec.Struct, frozen=True):
+    """What trust rests on: only units that may speak earn it, and all that a backend leaves undecided costs it.
+
+    Attributes:
+        decided, replayed: units that could be decided, and that a replay judged.
+        withheld, asked: units with missing evidence, of how many.
+        recent_served, recent_decided, recent_excused: output tokens, with half the weight every `HALF_LIFE` units;
+            excused is what the request or we kept from being decided.
+    """
+
+    decided: int = 0
+    replayed: int = 0
+    withheld: int = 0
+    asked: int = 0
+    recent_served: float = 0.0
+    recent_decided: float = 0.0
+    recent_excused: float = 0.0
+
     @property
     def recent(self) -> float | None:
         """Recently decided, of what request and we let be decided; None when there was nothing."""
         possible = self.recent_served - self.recent_excused
-        return self.recent_decided / possible if possible > 0 else None
+        return min(1.0, self.recent_decided / possible) if possible > 0 else None
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,12 +129,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         state, since, reasons: the state, since when (Unix seconds), in plain words why.
         log_m, log_r: evidence and suspicion, 7·8 logarithms each (`policies.eprocess`).
         n: units counted in them. `outside`: units that were not, by reason.
-        withheld, asked: units with missing evidence, of how many.
         heard: the last `WINDOW` counted units that had a replay.
         profiles: calibration error δ of every profile that took part, by name.
         day, day_total, day_keys: units of the current day (days since 1970), in all and by client key.
         pardoned_at: when a pardon began this life, 0 where none did. `heard_at`: Unix seconds of the last unit.
-        learnt_from: decided generations when it was declared again.
+        learnt_from: `earned.decided` when it was declared again.
         trusted_once: it has been trusted in this life.
         held: the operator's reason for a quarantine by hand. `change`: what contradicts the declaration.
     """
@@ -138,8 +150,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int = 0
     outside: dict[str, int] = {}
     coverage: Coverage = Coverage()
-    withheld: int = 0
-    asked: int = 0
+    earned: Earned = Earned()
     heard: tuple[Heard, ...] = ()
     accusing: tuple[Accusing, ...] = ()
     chart: tuple[tuple[int, float], ...] = ()

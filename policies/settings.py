@@ -174,9 +174,8 @@ class StandingSettings(Section):
         alpha: probability at most, over a backend's whole life and however often one looks, that it is accused although
             it is honest. Calibrated checks add their profile's `delta`.
         fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
-        key_allowance, key_share: what one client key contributes in a day: this many answers, then this share of all
-            that count, and the more slowly beyond where there are too few others. Keys marked `operator` are not
-            limited.
+        key_allowance: answers of one client key that count in a day for certain. Beyond, the n-th counts with chance
+            allowance/n. Keys marked `operator` are not limited.
         trusted_after: decided answers before a backend is trusted.
         least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
         suspect_share: part of a suspect's turns that it still gets while others could serve.
@@ -184,8 +183,7 @@ class StandingSettings(Section):
 
     alpha: float = Field(1e-6, gt=0, le=0.1)
     fault_rate: float = Field(1e-3, gt=0, le=0.1)
-    key_allowance: int = Field(128, gt=0)
-    key_share: float = Field(0.25, gt=0, le=1)
+    key_allowance: int = Field(64, gt=0)
     trusted_after: int = Field(200, gt=0)
     least_coverage: float = Field(0.9, gt=0, le=1)
     suspect_share: float = Field(0.1, ge=0, le=1)

@@ -100,8 +100,8 @@ def names(units: Iterable[Unit]) -> list[str]:
 def fold(record: Record, units: Iterable[Unit], seen: AbstractSet[str], rules: StandingSettings) -> Folded:
     """Count units of this record's backend and declaration, in the order of their verdicts, and decide its state.
 
-    `seen` holds those of their `names` that the backend's memory knows. The result depends on how units are grouped
-    into calls only in when a state other than quarantine is looked at: evidence is compared after every unit.
+    `seen` holds those of their `names` that the backend's memory knows. How units are grouped into calls changes only
+    when it is looked at: states and corroborated evidence at the end of each, exact evidence after every unit.
     """
     units = list(units)
     folding = _folding.Fold(record, seen, rules)
@@ -116,9 +116,9 @@ def resumed(record: Record, others: Iterable[Record]) -> Record:
 
     What it knows stays: evidence is not lost by declaring something else for a while. But audits begin at 100 % again.
     """
-    if record.learnt_from == record.coverage.decided or all(other.heard_at <= record.heard_at for other in others):
+    if record.learnt_from == record.earned.decided or all(other.heard_at <= record.heard_at for other in others):
         return record
-    return msgspec.structs.replace(record, learnt_from=record.coverage.decided)
+    return msgspec.structs.replace(record, learnt_from=record.earned.decided)
 
 
 def note_change(record: Record, reason: str | None, now: float, rules: StandingSettings) -> Record:
@@ -160,15 +160,13 @@ def override(
         record = msgspec.structs.replace(fresh, change=record.change, pardoned_at=now)
     else:
         raise ValueError(f"{action!r} is none of {', '.join(ACTIONS)}")
-    state, reasons = _states.decide(record, rules)
-    record = msgspec.structs.replace(record, state=state, reasons=reasons, since=now)
-    return _entered(record, now, by, action, why, before)
+    return _entered(_in_state(record, rules, now), now, by, action, why, before)
 
 
 def events(before: Record | None, after: Record) -> list[Event]:
     """What happened between two records of one backend and declaration; `before` is None for a new one."""
     found: list[str] = []
-    if before is None and after.number > 1:
+    if before is None and after.number > 1 and not after.pardoned_at:
         found.append("backend.redeclared")
     if after.change and (before is None or before.change != after.change):
         found.append("backend.runtime_changed")
@@ -183,7 +181,7 @@ def audit_rate(record: Record, rules: AuditSettings) -> float:
     """Share of its next generations to audit: the fixed one where the settings have one, else `audit.rate`."""
     if rules.rate is not None:
         return rules.rate
-    learnt = record.coverage.decided - record.learnt_from
+    learnt = record.earned.decided - record.learnt_from
     return 1.0 if record.change else audit.rate(learnt, record.log_suspicion, rules.floor)
 
 
@@ -212,13 +210,13 @@ def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> d
         },
         "suspicion_log10": _log10(record.log_suspicion),
         "audit_rate": audit_rate(record, audits),
-        "units": {"counted": record.n, "outside": record.outside, "withheld": record.withheld},
+        "units": {"counted": record.n, "outside": record.outside, "withheld": record.earned.withheld},
         "coverage": {
             "generations": covered.generations,
             "served": covered.tokens,
             "decided": covered.decided_tokens,
             "ratio": covered.ratio,
-            "recent": covered.recent,
+            "recent": record.earned.recent,
             "audited": covered.audited,
             "replayed": covered.replayed,
             "by_reason": {code: _left(found) for code, found in _most_first(covered.left)},
@@ -231,18 +229,24 @@ def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> d
 
 
 def _decided(record: Record, rules: StandingSettings, now: float) -> Record:
+    after = _in_state(record, rules, now)
+    if after.state == record.state:
+        return msgspec.structs.replace(after, since=record.since)
+    return _entered(after, now, SYSTEM, after.state, "; ".join(after.reasons), record.state)
+
+
+def _in_state(record: Record, rules: StandingSettings, now: float) -> Record:
     state, reasons = _states.decide(record, rules)
-    before = record.state
-    if state == before:
-        return msgspec.structs.replace(record, reasons=reasons)
     trusted = record.trusted_once or state == TRUSTED
-    record = msgspec.structs.replace(record, state=state, reasons=reasons, since=now, trusted_once=trusted)
-    return _entered(record, now, SYSTEM, state, "; ".join(reasons), before)
+    return msgspec.structs.replace(record, state=state, reasons=reasons, since=now, trusted_once=trusted)
 
 
 def _entered(record: Record, at: float, by: str, action: str, why: str, before: str) -> Record:
-    entry = Entry(at, by, action, why, before, record.state)
-    return msgspec.structs.replace(record, trail=(*record.trail, entry)[-LONGEST_TRAIL:])
+    trail = [*record.trail, Entry(at, by, action, why, before, record.state)]
+    if len(trail) > LONGEST_TRAIL:
+        # Swings between states must not wash out what people decided.
+        trail.remove(next((entry for entry in trail if entry.by == SYSTEM), trail[0]))
+    return msgspec.structs.replace(record, trail=tuple(trail))
 
 
 def _told(was: str, after: Record) -> dict[str, Any]:

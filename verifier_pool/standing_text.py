@@ -131,7 +131,7 @@ def _state(shown: Shown, width: int) -> list[str]:
 def _evidence(summary: Summary, settings: Settings, width: int) -> list[str]:
     evidence = summary["evidence"]
     needed = evidence["needed_log10"]
-    found = f"Evidence {number(evidence['log10'])}; {number(needed)} (1/alpha) accuses"
+    found = f"Evidence {number(evidence['log10'])}; {number(needed)} (1/alpha, of this life) accuses"
     return [
         *wrap(found, width, "  "),
         *chart(summary["chart"], needed, width),
@@ -147,9 +147,9 @@ def _level(summary: Summary) -> str:
     else:
         whence = "the errors of the calibrations" if evidence["delta"] else "no calibrated check took part"
         delta = f" + delta {_small(evidence['delta'])} ({whence})"
-    bound = f"Level {_small(evidence['level'])} = alpha {_small(evidence['budget'])}{delta}"
-    meaning = "an honest backend is accused in this life with at most that probability, however often one looks"
-    return f"{bound}: {meaning}. Life {life} has 1/{life * (life + 1)} of alpha, {_small(evidence['alpha'])}."
+    bound = f"Level {_small(evidence['level'])} = alpha {_small(evidence['alpha'])}{delta}"
+    meaning = "an honest backend is ever accused with at most that probability, however often one looks"
+    return f"{bound}: {meaning}. Life {life} has 1/{life * (life + 1)} of alpha, {_small(evidence['budget'])}."
 
 
 def _audits(summary: Summary, settings: Settings) -> str:
@@ -176,7 +176,7 @@ def _units(shown: Shown, settings: Settings, width: int) -> list[str]:
         lines += wrap(f"- {count:,} {what}", width, "  ") if count else []
     if keys["today"]:
         day = time.strftime("%Y-%m-%d", time.gmtime(keys["day"] * 86400))
-        cap = f"each counts for {rules.key_allowance:,} units a day, then for {percent(rules.key_share)} of what counts"
+        cap = f"each counts for {rules.key_allowance:,} units a day, and ever more rarely then"
         lines += wrap(f"Client keys that spoke on {day}: {len(keys['today']):,}; {cap}", width, "  ")
         most = sorted(keys["today"].items(), key=lambda item: (-item[1], item[0]))
         rows = [(plain(key), f"{count:,}") for key, count in most[:MOST_KEYS]]

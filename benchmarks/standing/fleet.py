@@ -25,7 +25,6 @@ AT_ONCE = 50
 NEAR = 1.0
 """Nats below its highest at which evidence still counts as near it."""
 _EXACT = len(EXACT)
-_NO_SUSPICION = np.array(eprocess.NOTHING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +115,7 @@ def run(found: Heard, life: int | None = None) -> Course:
             shown.x[~((last >= peak - NEAR) | batch.adaptive[:, at]), at] *= 0.0
         log_e = eprocess.steps(shown.x[:, at], batch.mu0[:, at if batch.mu0.shape[1] > 1 else 0])
         going = at < counted
-        advanced, _ = eprocess.advance(level, _NO_SUSPICION, log_e, n)
+        advanced = eprocess.advance(level, log_e, n)
         level = advanced if going.all() else np.where(going[:, None, None], advanced, level)
         last = eprocess.log_evidence(level)
         peak = np.maximum(peak, last)
@@ -124,7 +123,7 @@ def run(found: Heard, life: int | None = None) -> Course:
         told = last
         if muted is not None and batch.colluding is not None:
             log_e[:, _EXACT:][batch.colluding[:, at]] = 0.0
-            muted, _ = eprocess.advance(muted, _NO_SUSPICION, log_e, n)
+            muted = eprocess.advance(muted, log_e, n)
             told = eprocess.log_evidence(muted)
             without = np.maximum(without, told)
         if number == 1:

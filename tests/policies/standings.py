@@ -50,3 +50,17 @@ def record(units: Sequence[Unit] = (), rules: StandingSettings = RULES, number: 
 def honest(count: int, first: int = 0, **fields: Any) -> list[Unit]:
     """Units that pass."""
     return [unit(first + at, **fields) for at in range(count)]
+
+
+def after(known: Record, units: Sequence[Unit], seen: set[str] | None = None) -> Record:
+    """The record after these units."""
+    return standing.fold(known, units, seen or set(), RULES).record
+
+
+def until_quarantine(known: Record, units: Sequence[Unit]) -> int | None:
+    """How many of the units it takes."""
+    for count, one in enumerate(units, 1):
+        known = after(known, [one])
+        if known.state == "quarantined":
+            return count
+    return None

@@ -28,7 +28,7 @@ def plainly(units: list[Heard], left_out: tuple[str, ...]) -> float:
     log_m = eprocess.start()
     for unit in units:
         outcomes = {} if unit.key in left_out else unit.outcomes
-        log_m, _ = eprocess.advance(log_m, log_m, eprocess.steps(*eprocess.null_means(outcomes, RATE)), unit.n)
+        log_m = eprocess.advance(log_m, eprocess.steps(*eprocess.null_means(outcomes, RATE)), unit.n)
     return float(eprocess.log_evidence(log_m, REPLAYED))
 
 
@@ -72,3 +72,22 @@ def test_many_keys_are_answered_in_time_and_only_failing_ones_count() -> None:
     found = _corroboration.log_evidence(units, NOTHING, RATE)
     assert found > math.log(1e6)
     assert _corroboration.speakers(units) <= 200
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(17, 40))
+def test_no_pair_of_many_keys_with_nulls_of_their_own_is_overlooked(seed: int, keys: int) -> None:
+    """Keys that fail often under lenient nulls must not hide two that fail under strict ones."""
+    random = np.random.default_rng(seed)
+    strictness = random.choice([0.02, 0.05, 0.2, 0.5], keys)
+    units = []
+    for n in range(1, 161):
+        key = int(random.integers(keys))
+        x = float(random.random() < max(strictness[key], 0.3))
+        units.append(Heard(n, f"k{key}", False, {"distance": (x, float(strictness[key]))}))
+    everybody = sorted({unit.key for unit in units})
+    expected = min(plainly(units, pair) for pair in combinations(everybody[:12], 2))
+    found = _corroboration.log_evidence(units, NOTHING, RATE)
+    assert found <= expected - math.log(2) + 1e-9
+    strict = sorted(everybody, key=lambda key: strictness[int(key[1:])])[:4]
+    assert found <= min(plainly(units, pair) for pair in combinations(strict, 2)) - math.log(2) + 1e-9

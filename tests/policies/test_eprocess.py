@@ -22,7 +22,8 @@ def evidence(x: np.ndarray, mu0: np.ndarray = MEANS) -> tuple[np.ndarray, np.nda
     log_m = log_r = eprocess.start(x.shape[:-2])
     found, worry = [], []
     for at in range(x.shape[-2]):
-        log_m, log_r = eprocess.advance(log_m, log_r, eprocess.steps(x[..., at, :], mu0), at + 1)
+        log_e = eprocess.steps(x[..., at, :], mu0)
+        log_m, log_r = eprocess.advance(log_m, log_e, at + 1), eprocess.worry(log_r, log_e)
         found.append(eprocess.log_evidence(log_m))
         worry.append(eprocess.log_suspicion(log_r, at + 1))
     return np.stack(found, axis=-1), np.stack(worry, axis=-1)
@@ -65,12 +66,12 @@ def test_a_mean_of_one_says_nothing() -> None:
 def test_honest_backends_on_the_boundary_are_within_the_bound() -> None:
     """10,000 backends, 300 units each, looked at after each one. All processes fail together: full dependence."""
     random, alpha, backends = np.random.default_rng(1), 0.01, 10_000
-    log_m = log_r = eprocess.start((backends,))
+    log_m = eprocess.start((backends,))
     highest = np.full(backends, -np.inf)
     total = 0.0
     for n in range(1, 301):
         x = (random.random((backends, 1)) < MEANS).astype(float)
-        log_m, log_r = eprocess.advance(log_m, log_r, eprocess.steps(x, MEANS), n)
+        log_m = eprocess.advance(log_m, eprocess.steps(x, MEANS), n)
         highest = np.maximum(highest, eprocess.log_evidence(log_m))
         total += eprocess.weight(n)
     accused = int((highest >= -math.log(alpha)).sum())
@@ -93,9 +94,9 @@ def test_an_honest_past_is_no_licence() -> None:
 def test_parts_of_the_evidence_add_up_to_the_whole() -> None:
     random = np.random.default_rng(2)
     x = (random.random((50, 7)) < 0.2).astype(float)
-    log_m = log_r = eprocess.start()
+    log_m = eprocess.start()
     for at, row in enumerate(x):
-        log_m, log_r = eprocess.advance(log_m, log_r, eprocess.steps(row, MEANS), at + 1)
+        log_m = eprocess.advance(log_m, eprocess.steps(row, MEANS), at + 1)
     parts = np.logaddexp(eprocess.log_evidence(log_m, EXACT), eprocess.log_evidence(log_m, REPLAYED))
     assert parts == pytest.approx(eprocess.log_evidence(log_m))
 
@@ -112,3 +113,11 @@ def test_outcomes_find_their_null() -> None:
     assert named["distance"] == (0.0, 0.03)
     assert named["forged"][1] == pytest.approx(0.0024)
     assert all(math.isnan(named[name][0]) for name in ("structure", "withheld", "margin", "routing"))
+
+
+def test_suspicion_passes_in_time_however_long_it_was_fed() -> None:
+    bad = np.tile([0.0, 0, 0, 1.0, 0, np.nan, 0], (2000, 1))
+    good = np.tile([0.0, 0, 0, 0.0, 0, np.nan, 0], (800, 1))
+    _, worry = evidence(np.concatenate([bad, good]))
+    assert worry[1999] > math.log(1000)
+    assert worry[-1] < math.log(10)

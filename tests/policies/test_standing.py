@@ -14,24 +14,11 @@ from hypothesis import strategies as st
 
 from policies import _folding, standing
 from policies.record import LAST_ACCUSING, LONGEST_TRAIL, MOST_POINTS, WINDOW, Record
-from policies.settings import AuditSettings, StandingSettings
-from policies.unit import CLIENT_SEED, EARLIER_LIFE, KEY_SHARE, REPEATED, Unit
-from tests.policies.standings import DECLARATION, RULES, START, honest, record, unit
+from policies.settings import AuditSettings
+from policies.unit import EARLIER_LIFE
+from tests.policies.standings import DECLARATION, RULES, START, after, honest, record, unit, until_quarantine
 
 AUDIT = AuditSettings()
-
-
-def after(known: Record, units: list[Unit], seen: set[str] | None = None) -> Record:
-    return standing.fold(known, units, seen or set(), RULES).record
-
-
-def until_quarantine(known: Record, units: list[Unit]) -> int | None:
-    """How many of the units it takes."""
-    for count, one in enumerate(units, 1):
-        known = after(known, [one])
-        if known.state == "quarantined":
-            return count
-    return None
 
 
 def test_a_new_backend_is_on_trial_and_audited_in_full() -> None:
@@ -70,107 +57,20 @@ def test_calibrated_failures_accuse_when_three_keys_saw_them(past: int) -> None:
     assert (until_quarantine(known, cheats) or 99) <= 36
 
 
-def test_two_keys_cannot_accuse_by_calibrated_checks_however_much_they_send() -> None:
-    """They chose prompts on which an honest backend is far from its calibration. Others vouch, or nobody does."""
-    for others in (0, 1):
-        units = [unit(at, "distance", "margin", key=f"colluder{at % 2}") for at in range(400)]
-        units += honest(400 * others, 1000)
-        known = record(units)
-        assert known.state == "suspect"
-        if not others:
-            assert "evidence suffices, but rests on what two client keys asked" in known.reasons[0]
-
-
-def test_the_operators_own_traffic_may_accuse_alone() -> None:
-    cheats = [unit(at, "distance", key="mine", operator=True) for at in range(20)]
-    count = until_quarantine(record(), cheats)
-    assert count is not None
-    assert count <= 8
-
-
-def test_the_level_is_the_lifes_budget_plus_what_calibration_may_miss() -> None:
+def test_the_level_is_alpha_plus_what_calibration_may_miss() -> None:
     cheats = [unit(at, "distance", profile=f"profile{at % 2}") for at in range(60)]
     accused = record(cheats).accused
     assert accused is not None
     assert accused.basis == "replayed"
-    assert accused.level == pytest.approx(RULES.alpha / 2 + 2e-6)
+    assert accused.level == pytest.approx(RULES.alpha + 2e-6)
     exact = record([unit(at, "selection") for at in range(20)]).accused
     assert exact is not None
-    assert (exact.basis, exact.level) == ("exact", RULES.alpha / 2)
+    assert (exact.basis, exact.level) == ("exact", RULES.alpha)
 
 
 @given(st.integers(1, 10_000), st.floats(1e-12, 0.1))
 def test_all_lives_together_spend_at_most_alpha(lives: int, alpha: float) -> None:
     assert math.fsum(_folding.budget(k, alpha) for k in range(1, lives + 1)) <= alpha
-
-
-def test_what_was_not_chosen_beforehand_stays_outside() -> None:
-    units = [
-        unit(0, "selection", outside=CLIENT_SEED),
-        unit(1, "distance", outside=CLIENT_SEED),
-        unit(2, "selection", unit="known"),
-        unit(3, "selection", unit="twice"),
-        unit(4, "selection", unit="twice"),
-    ]
-    folded = standing.fold(record(), units, {"u:known"}, RULES)
-    assert folded.record.n == 1
-    assert folded.record.outside == {CLIENT_SEED: 2, REPEATED: 2}
-    assert folded.record.coverage.generations == 5
-    assert folded.remember == ["u:twice", "px:prompt3"]
-    assert set(folded.remember) <= set(standing.names(units))
-
-
-@pytest.mark.parametrize("process", ["distance", "margin", "selection", "withheld"])
-def test_a_prompt_speaks_against_a_backend_once(process: str) -> None:
-    """A fault may be the prompt's own. Asked over and over it still raises suspicion, and with it the audit rate."""
-    first = record(honest(300))
-    known = after(first, [unit(1000 + at, process, prompt="the same") for at in range(50)])
-    assert known.state == "suspect"
-    assert known.log_evidence < math.log(1000)
-    assert standing.audit_rate(known, AUDIT) == 1.0
-    assert known.n == 350
-
-
-def test_prompts_that_passed_before_may_accuse_a_backend_that_changes() -> None:
-    """Traffic of few prompts: each passes over and over, then each fails."""
-    known = record([unit(at, prompt=f"p{at % 40}") for at in range(400)])
-    assert known.state == "trusted"
-    exact = [unit(1000 + at, "selection", prompt=f"p{at % 40}") for at in range(40)]
-    replayed = [unit(1000 + at, "distance", prompt=f"p{at % 40}") for at in range(40)]
-    assert (until_quarantine(known, exact) or 99) <= 6
-    assert (until_quarantine(known, replayed) or 99) <= 25
-
-
-def test_exact_and_replayed_faults_of_a_prompt_are_remembered_apart() -> None:
-    folded = standing.fold(record(), [unit(0, "distance"), unit(1, "selection"), unit(2)], set(), RULES)
-    assert folded.remember == ["u:unit0", "pr:prompt0", "u:unit1", "px:prompt1", "u:unit2"]
-    again = [unit(10, "selection", prompt="prompt0"), unit(11, "distance", prompt="prompt1")]
-    known = standing.fold(record(), again, set(folded.remember), RULES)
-    assert known.remember == ["u:unit10", "px:prompt0", "u:unit11", "pr:prompt1"]
-
-
-def test_a_busy_key_is_thinned_out_but_never_frozen_out() -> None:
-    rules = StandingSettings(key_allowance=10)
-    draws = [((at * 7919) % 1000) / 1000 for at in range(2000)]
-    lone = record([unit(at, key="lone", draw=draws[at]) for at in range(2000)], rules)
-    # 10 for certain, then 10/own each: 10 + 10·ln(2000/10).
-    assert lone.n == pytest.approx(10 + 10 * math.log(200), abs=20)
-    assert lone.outside == {KEY_SHARE: 2000 - lone.n}
-    mine = record([unit(at, key="mine", operator=True, draw=0.999) for at in range(500)], rules)
-    assert mine.n == 500
-    flood = [unit(at, key=f"k{at % 8}" if at % 2 else "flood", draw=draws[at]) for at in range(2000)]
-    mixed = record(flood, rules)
-    counted = mixed.n - 1000
-    assert counted / mixed.n == pytest.approx(rules.key_share, abs=0.03)
-
-
-def test_the_day_begins_anew_for_every_key() -> None:
-    rules = StandingSettings(key_allowance=5)
-    units = [unit(at, key="k", draw=0.99, at=START + (86_400 if at >= 10 else 0)) for at in range(20)]
-    known = record(units, rules)
-    # The sixth of a day still counts for certain: its chance is 5/5.
-    assert known.n == 12
-    assert known.day_keys == {"k": 10}
 
 
 def test_withheld_evidence_keeps_a_backend_from_trust() -> None:
@@ -179,7 +79,7 @@ def test_withheld_evidence_keeps_a_backend_from_trust() -> None:
     known = record()
     for one in units:
         known = after(known, [one])
-        assert known.state != "trusted" or known.withheld == 0
+        assert known.state != "trusted" or known.earned.withheld == 0
     assert known.state == "suspect" or "evidence is missing from 4 of 400 answers" in " ".join(known.reasons)
 
 
@@ -344,3 +244,23 @@ def test_broken_bytes_are_an_error() -> None:
     with pytest.raises(msgspec.DecodeError):
         standing.unpack(b"\x81\xa1a\x01")
     assert dataclasses.is_dataclass(standing.Event)
+
+
+def test_swings_do_not_wash_the_operators_entries_out_of_the_trail() -> None:
+    known = standing.override(record(), "quarantine", by="ops", why="kept", now=START, rules=RULES)
+    known = standing.override(known, "release", by="ops", why="too", now=START, rules=RULES)
+    for at in range(2 * LONGEST_TRAIL):
+        known = standing.note_change(known, None if at % 2 else "another runtime", START + at, RULES)
+    assert len(known.trail) == LONGEST_TRAIL
+    assert [entry.why for entry in known.trail if entry.by == "ops"] == ["kept", "too"]
+
+
+def test_trust_that_came_under_quarantine_counts_when_it_ends() -> None:
+    held = standing.override(record(), "quarantine", by="ops", why="x", now=START, rules=RULES)
+    freed = standing.override(after(held, honest(300)), "release", by="ops", why="y", now=START + 400, rules=RULES)
+    assert (freed.state, freed.trusted_once) == ("trusted", True)
+
+
+def test_a_pardon_of_a_backend_nobody_heard_of_declares_nothing() -> None:
+    pardoned = standing.override(record(), "pardon", by="ops", why="x", now=START, rules=RULES, number=2)
+    assert standing.events(None, pardoned) == []

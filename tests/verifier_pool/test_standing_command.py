@@ -102,7 +102,7 @@ def test_nothing_is_known_yet(redis: Redis, valkey_url: str, command: Command) -
     code, out, _ = command("first")
     assert code == 0
     assert "first: trial. It is served from" in out
-    assert "Evidence 0; 2e6 (1/alpha) accuses" in out
+    assert "Evidence 0; 2e6 (1/alpha, of this life) accuses" in out
     assert "Coverage: nothing served yet" in out
     assert "┄" not in out
 
@@ -142,7 +142,7 @@ def test_a_cheat_is_shown_whole(redis: Redis, valkey_url: str, command: Command)
     assert re.search(r"client_left +1 +60 +the request\n", out)
     assert re.search(r"no_logprobs +1 +40 +the backend\n", out)
     assert re.search(rf"{211:032x}  2025-11-24 \d\d:\d\d  selection, distance\n", out)
-    cap = "Client keys that spoke on 2025-11-24: 4; each counts for 128 units a day, then for 25 % of what counts"
+    cap = "Client keys that spoke on 2025-11-24: 4; each counts for 64 units a day, and ever more rarely then"
     assert cap in " ".join(out.split())
     assert "7 were lost" in out
     assert "5 lost their replayed checks" in out
@@ -155,15 +155,15 @@ def test_the_level_is_spelt_out(redis: Redis, valkey_url: str, command: Command)
     count(redis, settings, [unit(settings, n, FAR) for n in range(1, 40)])
     code, out, _ = command("a")
     assert code == 1
-    assert "Level 0.01 = alpha 5e-7 + delta 0.01 (the errors of the calibrations)" in out
+    assert "Level 0.01 = alpha 1e-6 + delta 0.01 (the errors of the calibrations)" in out
     found = json.loads(command("a", "--json")[1])
-    assert found["evidence"]["level"] == pytest.approx(5e-7 + 0.01)
+    assert found["evidence"]["level"] == pytest.approx(1e-6 + 0.01)
     assert found["evidence"]["accused"]["basis"] == "replayed"
 
     exact = {**CLEAN, "selection": (1.0, 0.0)}
     other = command.use(rules(valkey_url, "b"))
     count(redis, other, [unit(other, n, exact, "b") for n in range(1, 12)])
-    assert "Level 5e-7 = alpha 5e-7 (exact checks suffice" in " ".join(command("b")[1].split())
+    assert "Level 1e-6 = alpha 1e-6 (exact checks suffice" in " ".join(command("b")[1].split())
 
 
 def test_redeclared_and_removed_backends(redis: Redis, valkey_url: str, command: Command) -> None:
@@ -177,7 +177,7 @@ def test_redeclared_and_removed_backends(redis: Redis, valkey_url: str, command:
     assert out.splitlines()[1].split()[:3] == ["a", "trial", "-"]
     code, out, _ = command("a")
     assert code == 0
-    assert "Evidence 0; 6e6 (1/alpha) accuses" in out
+    assert "Evidence 0; 6e6 (1/alpha, of this life) accuses" in out
     assert "Records under other declarations" in out
     assert re.search(r" 1  quarantined  2025-11-24 .* m, bf16\n", out)
 
@@ -214,7 +214,7 @@ def test_an_operator_decides(redis: Redis, valkey_url: str, command: Command) ->
     code, out, _ = command("a")
     assert code == 0
     assert "in its life 2" in out
-    assert "Life 2 has 1/6 of alpha, 1e-6" in " ".join(out.split())
+    assert "Life 2 has 1/6 of alpha, 1.7e-7" in " ".join(out.split())
     assert "pardon, quarantined to trial: new machine" in out
     assert json.loads(command("a", "--quarantine", "--why", "x", "--json")[1])["state"] == "quarantined"
 
