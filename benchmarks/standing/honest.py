@@ -23,6 +23,8 @@ TIGHT = 0.05
 EXCLUDED = ("speculative",)
 """Honest arms under another declaration."""
 SIGMAS = 4.0
+SAMPLED = 10
+"""Of every `TOGETHER` framed backends so many are folded by `policies.standing` itself, which takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def settings(h200: Sequence[Sequence[Answer]], cpu: Sequence[Sequence[Answer]]) 
         Setting("lives", f"as `together`, pardoned every {LIFE} units", nulls.dependent, life=LIFE),
         Setting(
             "framed",
-            "two of eight keys, 63 % of the traffic, send prompts that always fail",
+            "two of 24 keys, 54 % of the traffic, send prompts that always fail",
             nulls.framed,
             promised=False,
         ),
@@ -106,7 +108,8 @@ def simulate(
     Raises:
         AssertionError: they do not.
     """
-    accused, corroborated = dict.fromkeys(alphas, 0), dict.fromkeys(alphas, 0)
+    accused, corroborated, framed = (dict.fromkeys(alphas, 0) for _ in range(3))
+    sampled = 0
     capital: dict[int, list[Any]] = {}
     counted = 0
     for start in range(0, backends, TOGETHER):
@@ -117,9 +120,12 @@ def simulate(
         counted += int(course.counted.sum())
         for n, values in course.capital.items():
             capital.setdefault(n, []).append(values)
+        sample = min(SAMPLED, len(batch.x)) if batch.colluding is not None else 0
+        sampled += sample
         for alpha in alphas:
             accused[alpha] += int((course.highest >= -math.log(alpha)).sum())
             corroborated[alpha] += _corroborated(setting, source, course, alpha)
+            framed[alpha] += _framed(batch, sample, alpha)
         if setting.memory:
             for backend in random.choice(len(batch.x), compared, replace=False).tolist():
                 _agree(setting, source, course, backend)
@@ -137,6 +143,8 @@ def simulate(
             "bound": round(bound(alpha, backends), 1),
             "accused": accused[alpha],
             "corroborated": corroborated[alpha] if setting.corroborated else None,
+            "sampled": sampled,
+            "sampled accused": framed[alpha],
             "promised": setting.promised,
             "promised corroborated": setting.corroborated,
         }
@@ -152,7 +160,8 @@ def kept(row: dict[str, Any]) -> bool:
         if row.get(f"capital {n}") is not None
     )
     total = not row["promised"] or (row["accused"] <= row["bound"] and fair)
-    return total and (not row["promised corroborated"] or row["corroborated"] <= row["bound"])
+    itself = row.get("sampled accused", 0) <= bound(row["alpha"], row.get("sampled", 0))
+    return total and itself and (not row["promised corroborated"] or row["corroborated"] <= row["bound"])
 
 
 def _corroborated(setting: Setting, batch: nulls.Batch, course: fleet.Course, alpha: float) -> int:
@@ -164,6 +173,11 @@ def _corroborated(setting: Setting, batch: nulls.Batch, course: fleet.Course, al
     least = -math.log(alpha) if setting.life else math.log(2 / alpha)
     over = np.flatnonzero(course.highest >= least).tolist()
     return sum(fleet.folded(batch, backend, alpha, life=setting.life, once=True)[1] > 0 for backend in over)
+
+
+def _framed(batch: nulls.Batch, sample: int, alpha: float) -> int:
+    """How many of the first framed backends `policies.standing` accuses itself."""
+    return sum(fleet.folded(batch, backend, alpha, once=True)[1] > 0 for backend in range(sample))
 
 
 def _agree(setting: Setting, batch: nulls.Batch, course: fleet.Course, backend: int) -> None:

@@ -23,6 +23,7 @@ FAULT_RATES = (0.001, 0.01, 0.1)
 MEANS = (0.02, 0.05, 0.2, 0.5)
 """Backends differ in what their operator allows and in how much was calibrated."""
 KEYS = 8
+MANY_KEYS = 24
 PROMPTS = 40
 SEEDS = 3
 COLLUDING = 2
@@ -108,10 +109,11 @@ def stubborn(random: np.random.Generator, backends: int, units: int) -> Batch:
 
 
 def framed(random: np.random.Generator, backends: int, units: int) -> Batch:
-    """Two of eight client keys send prompts on which every calibrated check fails, more than half of the traffic."""
+    """Two of 24 client keys send prompts on which every calibrated check fails, more than half of the traffic."""
     batch = dependent(random, backends, units)
     theirs = random.random((backends, units)) < 0.5
-    keys = np.where(theirs, random.integers(COLLUDING, size=theirs.shape), batch.keys)
+    keys = random.integers(MANY_KEYS, size=theirs.shape)
+    keys = np.where(theirs, random.integers(COLLUDING, size=theirs.shape), keys)
     colluding = keys < COLLUDING
     batch.x[..., _EXACT:][colluding] = 1.0
     return replace(batch, keys=keys, colluding=colluding)

@@ -25,6 +25,7 @@ def summary(honest: Sequence[Row], cheats: Sequence[Row], rivals: Sequence[Row],
             "and corroborated (where clients collude, at most). *bound*: αM + 3√(α(1 − α)M). Evidence of arrays and "
             "of single records agreed wherever it was compared.",
             markdown(accusations(honest)),
+            framed(honest),
             "## Mean of M_n + 1 − Σω, at most 1 under the null",
             markdown(capitals(honest)),
             f"## Generations from the change to quarantine, α = {rules['alpha']:g}: median (90 %)",
@@ -43,6 +44,13 @@ def summary(honest: Sequence[Row], cheats: Sequence[Row], rivals: Sequence[Row],
             markdown(wrongly(rivals)),
         ]
     ) + "\n"  # fmt: skip
+
+
+def framed(rows: Sequence[Row]) -> str:
+    """What standing itself made of some framed backends."""
+    found = [row for row in rows if row.get("sampled")]
+    counts = ", ".join(f"{row['sampled accused']} of {row['sampled']} at α = {row['alpha']:g}" for row in found)
+    return f"Framed backends that `policies.standing` itself accused, every unit folded: {counts}."
 
 
 def accusations(rows: Sequence[Row]) -> list[list[str]]:
