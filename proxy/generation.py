@@ -11,6 +11,8 @@ from policies.evidence import Endpoint
 STORE_UNAVAILABLE = "store_unavailable"
 BACKLOG = "backlog"
 NO_ANSWER = "no_answer"
+CLIENT_ERROR = "client_error"
+"""The backend refused the request with a status 4xx, and nothing was served."""
 CLIENT_LEFT = "client_left"
 INTERNAL_ERROR = "internal_error"
 

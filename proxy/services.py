@@ -24,6 +24,7 @@ from proxy.store import Store
 from proxy.tap import TokenStrings
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
+_SAID_ONCE = (b"host", b"origin")
 
 
 @dataclass(slots=True)
@@ -123,8 +124,14 @@ def load_tokenizers(settings: Settings) -> dict[str, TokenStrings]:
 
 
 def header_map(raw: list[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
-    """Request headers by (lower-case) name; of repeated ones the first counts."""
+    """Request headers by (lower-case) name; of repeated ones the first counts.
+
+    Host and Origin say where a request came from, and nothing may hide behind the first: repeated, they are joined.
+    """
     headers: dict[bytes, bytes] = {}
     for name, value in raw:
-        headers.setdefault(name, value)
+        if name in _SAID_ONCE and name in headers:
+            headers[name] += b", " + value
+        else:
+            headers.setdefault(name, value)
     return headers

@@ -20,8 +20,8 @@ Standing (verifier_pool.standing):
     units:BACKEND     list of units (policies.unit) as JSON, in the order of their verdicts, that no record holds yet
     unfolded          set of backends that have any
     standing:BACKEND  hash: `version`, an integer, and by name of its declaration a packed record (policies.standing)
-    standing-seen:BACKEND:KIND  sorted set of names of units (KIND u) and prompts (p) that were counted, scored by the
-                      second they were last met
+    standing-seen:BACKEND:KIND  sorted set of names of units that were counted (KIND u) and of prompts that failed (p),
+                      scored by the second they were last met
     standings         hash: by `BACKEND:DECLARATION` what others need to know, JSON (`standing_field`)
     units-dropped     hash: by backend, units that were not folded: the list was full, or they could not be read
     second-unchecked  hash: by backend, units whose accusing replay the second reference could not repeat
@@ -244,7 +244,10 @@ def store_standing(
     unread: int = 0,
     remember: Sequence[str] = (),
 ) -> tuple[list[str], list[bytes | str | int], list[Event]]:
-    """KEYS and ARGV of `STORE_STANDING`, and what they tell the webhook if there is one.
+    """KEYS and ARGV of `STORE_STANDING`, and what happened.
+
+    The webhook, if there is one, is told of that, unless the settings do not name the backend: then it is not the
+    operator's, but was made for a test.
 
     Args:
         version: as it was read together with `before`.
@@ -254,7 +257,8 @@ def store_standing(
         remember: names that the backend's memory learns, or met again.
     """
     happened = [event for name, record in after.items() for event in standing.events(before.get(name), record)]
-    told = {secrets.token_hex(16): event for event in happened} if settings.webhook is not None else {}
+    tells = settings.webhook is not None and backend in {each.name for each in settings.backends}
+    told = {secrets.token_hex(16): event for event in happened} if tells else {}
     keys = [standing_key(backend), units_key(backend), UNFOLDED, STANDINGS, OUTBOX, UNITS_DROPPED]
     keys += [seen_key(backend, kind) for kind in KINDS]
     arguments: list[bytes | str | int] = [version, backend, f"{now:.3f}", taken, unread]

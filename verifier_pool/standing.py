@@ -97,8 +97,7 @@ class Standings:
     def fold(self, backend: str, seconds: float = 2.0) -> int:
         """Count what waits in the backend's list; returns how many units that was.
 
-        Begins no further step after `seconds`; a step takes milliseconds, and a few seconds where the evidence lacks
-        nothing but corroboration. What is left is anybody's.
+        Begins no further step after `seconds`; a step takes some ten milliseconds. What is left is anybody's.
         """
         deadline = time.monotonic() + seconds
         total = folded = self._fold(backend, deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import unicodedata
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +21,9 @@ from proxy.services import Services, header_map
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 16 * 1024
+_LONGEST_WHY = 500
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that a terminal or a page acts upon, or has no glyph for: they could disguise an audit trail."""
 
 router = APIRouter(prefix="/v1/backends")
 
@@ -28,7 +32,7 @@ class _Override(msgspec.Struct, forbid_unknown_fields=True):
     """What the operator decides: see `policies.standing.override`."""
 
     action: Literal["quarantine", "pardon", "release"]
-    why: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    why: str
 
 
 _override = msgspec.json.Decoder(_Override)
@@ -81,7 +85,9 @@ async def override(request: Request, services: TheServices, admin: Admin, backen
 async def _read(request: Request) -> _Override:
     """The body, read only once the key is known to be an admin's.
 
-    It has to call itself JSON: then no web page can send it from an operator's browser without being asked first.
+    It has to call itself JSON. A web page from elsewhere cannot send that: its browser asks this proxy first, which
+    never allows it. A page whose name was made to lead to this machine is not asked; without keys `Keys.client`
+    refuses it by its Host, and with keys it knows none.
     """
     headers = header_map(request.scope["headers"])
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
@@ -96,6 +102,9 @@ async def _read(request: Request) -> _Override:
         raise InvalidRequest('the body is {"action": "quarantine" | "pardon" | "release", "why": text}') from error
     if not asked.why.strip():
         raise InvalidRequest("say why: it goes into the audit trail", param="why")
+    if len(asked.why) > _LONGEST_WHY or not _UNSEEN.isdisjoint(map(unicodedata.category, asked.why)):
+        expected = f"at most {_LONGEST_WHY} characters, on one line, without control or formatting characters"
+        raise InvalidRequest(f"`why` is {expected}", param="why")
     return asked
 
 

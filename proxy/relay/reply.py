@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
 from policies.verification import pending, public, unverified
-from proxy.generation import NO_ANSWER, STORE_UNAVAILABLE
+from proxy.generation import CLIENT_ERROR, NO_ANSWER, STORE_UNAVAILABLE
 from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.asgi import answer_error
@@ -25,6 +25,7 @@ from proxy.tap.types import Prepared, Tap
 _MAX_ANSWER = 256 * 1024 * 1024
 _MAX_ERROR = 1024 * 1024
 _FINISH_SECONDS = 0.5
+_NO_FAULT_OF_THE_REQUEST = (408, 429)
 
 Sink = Callable[[bytes], Awaitable[None]]
 
@@ -62,6 +63,9 @@ class Reply:
         """Pass a backend's answer on. Raises ApiError as long as nothing was sent, VerificationFailed among them."""
         if not (200 <= response.status < 300 or 400 <= response.status < 600):
             raise UpstreamFailed(f"the backend answered with status {response.status}")
+        if 400 <= response.status < 500:
+            # Said by the status alone, so that no client can make it the backend's by leaving early.
+            self.record.unchecked(NO_ANSWER if response.status in _NO_FAULT_OF_THE_REQUEST else CLIENT_ERROR)
         self._decoder = decoder_for(names.first(response.headers, b"content-encoding"))
         tap = self._open_tap(response, prepared)
         if response.status >= 300:
@@ -127,11 +131,9 @@ class Reply:
 
     async def _error(self, response: UpstreamResponse, tap: Tap) -> None:
         body, error = await self._gather(response, tap, _MAX_ERROR)
-        if response.status >= 500:
-            self.record.evidence()
+        self.record.evidence()
         if error is not None:
             raise error
-        self.record.unchecked(NO_ANSWER)
         await self._finish(response, body, [])
 
     async def _gather(self, response: UpstreamResponse, tap: Tap, limit: int) -> tuple[bytes, ApiError | None]:

@@ -242,7 +242,8 @@ def test_a_pardon_waits_for_what_is_not_counted(rig: Rig) -> None:
         b'{"action": "quarantine", "why": "  \\n"}',
         b'{"action": "quarantine", "why": 7}',
         b'{"action": "quarantine", "why": "x", "by": "somebody else"}',
-        b'{"action": "quarantine", "why": "' + b"x" * 1001 + b'"}',
+        b'{"action": "quarantine", "why": "' + b"x" * 501 + b'"}',
+        b'{"action": "quarantine", "why": "\\ud800"}',
         b"[" * 10_000,
     ],
 )
@@ -250,6 +251,27 @@ def test_bad_bodies(rig: Rig, body: bytes) -> None:
     response = rig.http.post(STANDING, content=body, headers=ROOT | {"content-type": "application/json"})
     assert _code(response)[0] == 400
     assert rig.redis.exists(standing_key("b1"), STANDINGS) == 0
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        *("", " ", "\u3000 \u2003", "\t", "two\nlines", "a\rb", "a\tb", "a\x00", "\x1b[2Jgone", "a\x7f", "a\x9b1m"),
+        *("a\u202etxt", "a\u2066b", "a\u200bb", "a\u200f", "\ufeffa", "a\xadb", "a\U000e0041", "a\u2028b", "a\u2029b"),
+        *("a\ue000", "a\U0010ffff", "a\u0378", "x" * 501, "\U0001f525" * 501, " " * 500 + "x"),
+    ],
+)
+def test_reasons_that_would_disguise_the_trail(rig: Rig, why: str) -> None:
+    refused = _post(rig, QUARANTINE | {"why": why})
+    assert _code(refused) == (400, None)
+    assert refused.json()["error"]["param"] == "why"
+    assert rig.redis.exists(standing_key("b1"), STANDINGS) == 0
+
+
+@pytest.mark.parametrize("why", ["x" * 500, "\U0001f525" * 500, " Größe 5 µm – 火事 «ok» \u0915\u094d ", "a\xa0b"])
+def test_reasons_in_any_language(rig: Rig, why: str) -> None:
+    done = _post(rig, QUARANTINE | {"why": why})
+    assert (done.status_code, done.json()["trail"][-1]["why"]) == (200, why.strip())
 
 
 def test_a_web_page_cannot_send_one(rig: Rig) -> None:
@@ -263,6 +285,10 @@ def test_without_keys_this_machine_may(make_rig: Callable[..., Rig]) -> None:
     done = rig.http.post(STANDING, json=QUARANTINE)
     assert done.json()["trail"][-1]["by"] == "this machine (no keys are set)"
     assert _code(rig.http.get("/v1/backends", headers={"x-forwarded-for": "1.2.3.4"})) == (401, "invalid_api_key")
+    for page in ({"host": f"evil.example:{rig.proxy.port}"}, {"origin": "http://evil.example"}):
+        refused = rig.http.post(STANDING, json={"action": "release", "why": "x"}, headers=page)
+        assert _code(refused) == (401, "invalid_api_key")
+    assert rig.http.get(STANDING).json()["state"] == "quarantined"
 
 
 def test_no_override_is_lost_to_folds(rig: Rig) -> None:

@@ -24,7 +24,8 @@ _AT_ONCE = 0.1
 def _request(rig: Rig, **fields: object) -> socket.socket:
     body = json.dumps(CHAT | fields).encode()
     client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
-    client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    client.sendall(head % len(body) + body)
     return client
 
 
@@ -108,7 +109,7 @@ def test_a_slow_reader_holds_the_backend_back_and_may_leave(rig: Rig) -> None:
 
 def test_leaving_while_the_body_is_still_sent(rig: Rig) -> None:
     client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
-    client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     _until(lambda: rig.proxy.drain.in_flight == 1)
     client.close()
     _until(lambda: rig.proxy.drain.in_flight == 0)
@@ -121,7 +122,8 @@ def test_leaving_during_the_inline_wait(rig: Rig) -> None:
     body = json.dumps(CHAT).encode()
     mode = names.MODE + b": inline"
     client.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n%s\r\ncontent-length: %d\r\n\r\n%s" % (mode, len(body), body)
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%s\r\ncontent-length: %d\r\n\r\n%s"
+        % (mode, len(body), body)
     )
     _until(lambda: rig.backend.requests)
     time.sleep(0.2)

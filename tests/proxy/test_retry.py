@@ -256,7 +256,8 @@ def test_silence_of_the_second_one(pair: Callable[..., Rig], second: FakeBackend
 def _request(rig: Rig) -> socket.socket:
     body = json.dumps(CHAT).encode()
     client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-countersign-mode: inline\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-countersign-mode: inline\r\n"
+    head += b"content-length: %d\r\n\r\n"
     client.sendall(head % len(body) + body)
     return client
 

@@ -133,6 +133,19 @@ def test_an_accusation_is_told_once(redis: Redis, valkey_url: str, caplog: pytes
     assert not redis.exists(OUTBOX)
 
 
+def test_the_webhook_hears_of_the_operators_own_backends_only(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url, webhook=WEBHOOK)
+    for name in ("honest", "attack"):
+        units = (told(rules, verdict="reject", outcomes=REJECTED) for _ in range(20))
+        push(redis, *(msgspec.structs.replace(unit, backend=name) for unit in units), backend=name)
+    Standings(redis, rules).fold_left(60)
+    for name in ("honest", "attack"):
+        (found,) = Standings(redis, rules).records(name).values()
+        assert found.state == "quarantined"
+    assert {event["data"]["backend"] for event in events(redis)} == {"honest"}
+    assert len(outbox(redis)) == len(events(redis)) == len(redis.keys("countersign:event:*"))
+
+
 @pytest.mark.parametrize(
     "poison", [b"", b"{", b'{"id":"x"}', "outcome", "other backend"], ids=["empty", "torn", "short", "range", "other"]
 )
