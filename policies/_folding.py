@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from heapq import nlargest
 
 import msgspec
 
@@ -30,6 +31,8 @@ _DAY = 86400
 _FORGETS = 0.5 ** (1 / HALF_LIFE)
 _MOST_REASONS = 64
 _MOST_KEYS = 1024
+FRIENDS = 2
+"""Client keys that may be with the backend."""
 _OTHERS = "others"
 """Stands for the client keys of a day beyond the first `_MOST_KEYS`, which have one allowance together."""
 EXACT_BASIS = "exact"
@@ -88,13 +91,21 @@ class Fold:
         record, day = self.record, int(unit.at // _DAY)
         # An earlier day is a verdict of the last minutes before midnight; much earlier, and a clock was wrong before.
         same = day in (record.day, record.day - 1)
-        keys, total = (record.day_keys, record.day_total) if same else ({}, 0)
-        key = unit.key if unit.key in keys or len(keys) < _MOST_KEYS else _OTHERS
-        own = keys.get(key, 0)
+        heard, counted = (record.day_heard, record.day_keys) if same else ({}, {})
+        against = record.day_against if same else ()
+        key = unit.key if unit.key in heard or len(heard) < _MOST_KEYS else _OTHERS
+        own = heard.get(key, 0)
+        # Whose answers spoke against the backend before is heard in full: thinned out are those it serves well.
+        may = unit.operator or key in against or unit.draw < key_chance(own, counted, self._rules)
+        if key not in against and any(x > 0 for x, _ in unit.outcomes.values()):
+            against = (*against, key)
         self.record = msgspec.structs.replace(
-            record, day=record.day if same else day, day_total=total + 1, day_keys={**keys, key: own + 1}
+            record,
+            day=record.day if same else day,
+            day_heard={**heard, key: own + 1},
+            day_keys={**counted, key: counted.get(key, 0) + may},
+            day_against=against,
         )
-        may = unit.operator or unit.draw < key_chance(own, self._rules)
         return "" if may else KEY_SHARE
 
     def _count(self, unit: Unit) -> bool:
@@ -141,13 +152,21 @@ class Fold:
             self.record = msgspec.structs.replace(self.record, accused=found)
 
 
-def key_chance(own: int, rules: StandingSettings) -> float:
-    """Chance that a unit of a client key is counted, after `own` of its units that day: allowance/own, at most 1.
+def key_chance(own: int, counted: Mapping[str, int], rules: StandingSettings) -> float:
+    """Chance that a unit of a client key is counted, after `own` of its units that day.
 
-    What counts of a key grows with the logarithm of its traffic. So a friend of the backend, whom it serves well,
-    cannot drown what it does to others, and the backend cannot cheat a client unseen who is all of its traffic.
+    Certain within the allowance above what counted of the third key, so that clients of equal weight all count in full.
+    Beyond that limit it is limit/own, and what counts grows with the logarithm of the key's traffic. So two friends of
+    the backend, whom it serves well, cannot drown what it does to others. (A key that something spoke against that
+    day is counted in full.)
+
+    Args:
+        counted: of each key, what counted that day.
     """
-    return min(1.0, rules.key_allowance / max(own, 1))
+    if own < rules.key_allowance:
+        return 1.0
+    third = nlargest(FRIENDS + 1, counted.values())[FRIENDS:]
+    return min(1.0, (rules.key_allowance + sum(third)) / own)
 
 
 def budget(number: int, alpha: float) -> float:

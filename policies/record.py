@@ -131,7 +131,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n: units counted in them. `outside`: units that were not, by reason.
         heard: the last `WINDOW` counted units that had a replay.
         profiles: calibration error δ of every profile that took part, by name.
-        day, day_total, day_keys: units of the current day (days since 1970), in all and by client key.
+        day, day_heard, day_keys: units of the current day (days since 1970) by client key, and those that counted;
+            `day_against`: keys of which one spoke against the backend, counted or not.
         pardoned_at: when a pardon began this life, 0 where none did. `heard_at`: Unix seconds of the last unit.
         learnt_from: `earned.decided` when it was declared again.
         trusted_once: it has been trusted in this life.
@@ -156,8 +157,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chart: tuple[tuple[int, float], ...] = ()
     profiles: dict[str, float] = {}
     day: int = 0
-    day_total: int = 0
+    day_heard: dict[str, int] = {}
     day_keys: dict[str, int] = {}
+    day_against: tuple[str, ...] = ()
     pardoned_at: float = 0.0
     heard_at: float = 0.0
     learnt_from: int = 0

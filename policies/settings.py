@@ -174,8 +174,9 @@ class StandingSettings(Section):
         alpha: probability at most, over a backend's whole life and however often one looks, that it is accused although
             it is honest. Calibrated checks add their profile's `delta`.
         fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
-        key_allowance: answers of one client key that count in a day for certain. Beyond, the n-th counts with chance
-            allowance/n. Keys marked `operator` are not limited.
+        key_allowance: answers of one client key that count in a day for certain, and by how many its count may exceed
+            that of the third most counted key. Beyond, the n-th counts with chance limit/n, until one of the key's
+            answers speaks against the backend. Keys marked `operator` are not limited.
         trusted_after: decided answers before a backend is trusted.
         least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
         suspect_share: part of a suspect's turns that it still gets while others could serve.
@@ -183,7 +184,7 @@ class StandingSettings(Section):
 
     alpha: float = Field(1e-6, gt=0, le=0.1)
     fault_rate: float = Field(1e-3, gt=0, le=0.1)
-    key_allowance: int = Field(64, gt=0)
+    key_allowance: int = Field(32, gt=0)
     trusted_after: int = Field(200, gt=0)
     least_coverage: float = Field(0.9, gt=0, le=1)
     suspect_share: float = Field(0.1, ge=0, le=1)

@@ -222,7 +222,7 @@ def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> d
             "by_reason": {code: _left(found) for code, found in _most_first(covered.left)},
         },
         "accusing": [msgspec.to_builtins(found) for found in reversed(record.accusing)],
-        "keys": {"today": dict(record.day_keys), "day": record.day, "total": record.day_total},
+        "keys": {"today": dict(record.day_keys), "day": record.day},
         "chart": [list(point) for point in record.chart],
         "trail": [msgspec.to_builtins(entry) for entry in record.trail],
     }

@@ -91,16 +91,34 @@ def test_a_busy_key_is_thinned_out_but_never_frozen_out() -> None:
     assert mine.n == 500
 
 
+def test_clients_of_equal_weight_all_count() -> None:
+    known = record([unit(at, key=f"k{at % 4}", draw=0.999) for at in range(2000)])
+    assert known.n == 2000
+    uneven = record([unit(at, key="big" if at % 2 else f"k{at % 8}", draw=0.999) for at in range(2000)])
+    assert uneven.outside == {KEY_SHARE: 2000 - uneven.n}
+    assert uneven.day_keys["big"] <= uneven.day_keys["k2"] + RULES.key_allowance + 1
+
+
 def test_friends_do_not_drown_what_a_backend_does_to_others() -> None:
     """Two friends send 2,500 answers each in a day; five victims twenty each, all of them beyond the calibration."""
-    random, units = np.random.default_rng(0), []
-    order = random.permutation([*(["friend a", "friend b"] * 2500), *(["victim"] * 100)])
-    for at, who in enumerate(order):
-        victim = who == "victim"
-        key = f"victim {at % 5}" if victim else str(who)
-        failing = ("distance", "margin") if victim else ()
-        units.append(unit(at, *failing, key=key, draw=float(random.random()), at=START + at))
-    assert record(units).state == "quarantined"
+    random, known, served = np.random.default_rng(0), record(), 0
+    for day in range(3):
+        units = []
+        for who in random.permutation([*(["friend a", "friend b"] * 2500), *(["victim"] * 100)]):
+            victim, served = who == "victim", served + 1
+            key = f"victim {served % 5}" if victim else str(who)
+            draw, at = float(random.random()), START + day * 86_400 + served
+            units.append(unit(served, *(["distance"] if victim else []), key=key, draw=draw, at=at))
+        known = after(known, units)
+        assert known.state != "trusted"
+    assert known.state == "quarantined"
+
+
+def test_a_lone_client_is_heard_in_full_once_it_is_cheated() -> None:
+    random = np.random.default_rng(0)
+    known = record([unit(at, key="lone", draw=float(random.random())) for at in range(2000)])
+    cheats = [unit(3000 + at, "selection", key="lone", draw=0.99) for at in range(20)]
+    assert (until_quarantine(known, cheats) or 99) <= 7
 
 
 def test_keys_beyond_those_that_are_counted_share_one_allowance() -> None:
@@ -115,7 +133,7 @@ def test_the_day_begins_anew_for_every_key() -> None:
     known = record(units, rules)
     # The sixth of a day still counts for certain: its chance is 5/5.
     assert known.n == 12
-    assert known.day_keys == {"k": 10}
+    assert (known.day_keys, known.day_heard) == ({"k": 6}, {"k": 10})
 
 
 def test_a_clock_that_was_wrong_does_not_stop_the_days() -> None:

@@ -140,7 +140,7 @@ def test_states_actions_and_events_are_on_the_page() -> None:
         ("half the weight every 500 answers", record.HALF_LIFE),
         ("remembered for 30 days", queue.REMEMBERED // 86_400),
         ("the last 100,000 of each", queue.MOST_REMEMBERED),
-        ("a day (64)", RULES.key_allowance),
+        ("a day (32)", RULES.key_allowance),
         ("answers decided (200)", RULES.trusted_after),
         ("`least_coverage` (90 %)", round(100 * RULES.least_coverage)),
         ("`suspect_share` (10 %)", round(100 * RULES.suspect_share)),

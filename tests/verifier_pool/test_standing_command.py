@@ -142,7 +142,7 @@ def test_a_cheat_is_shown_whole(redis: Redis, valkey_url: str, command: Command)
     assert re.search(r"client_left +1 +60 +the request\n", out)
     assert re.search(r"no_logprobs +1 +40 +the backend\n", out)
     assert re.search(rf"{211:032x}  2025-11-24 \d\d:\d\d  selection, distance\n", out)
-    cap = "Client keys that spoke on 2025-11-24: 4; each counts for 64 units a day, and ever more rarely then"
+    cap = "Client keys that spoke on 2025-11-24: 4; each counts for 32 units a day, and ever more rarely then"
     assert cap in " ".join(out.split())
     assert "7 were lost" in out
     assert "5 lost their replayed checks" in out
