@@ -22,6 +22,7 @@ Values in, values out: `fold` makes the next record, `events` says what happened
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ __all__ = [
 
 SYSTEM = "countersign"
 ACTIONS = ("quarantine", "pardon", "release")
+LONGEST_WHY = 500
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that a reader of the audit trail could not see, or that would hide something from them."""
 _SAID = {TRUSTED: "backend.trusted", SUSPECT: "backend.suspect", QUARANTINED: "backend.quarantined"}
 _LN10 = math.log(10)
 
@@ -144,6 +148,8 @@ def override(
     """
     if not by.strip() or not why.strip():
         raise ValueError("say who decides and why")
+    if max(len(by), len(why)) > LONGEST_WHY or any(unicodedata.category(char) in _UNSEEN for char in by + why):
+        raise ValueError(f"a name and a reason are text of at most {LONGEST_WHY} characters, all of them visible")
     before = record.state
     if action == "quarantine":
         if record.held:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-import numpy as np
-
 from benchmarks.calibration.fitting import Measured
-from policies import betting
+from policies import eprocess
 from policies.profile import Cell, Profile, Row
+from policies.settings import StandingSettings
+from policies.unit import REPLAYED
 
 BANDS = ("0", "0 to 0.5", "0.5 to 1", "1 to 1.5", "over 1.5")
 """Names of the profile's temperature bands."""
 USEFUL = 30
 """Answers under which a cell says little: one response then rejects at no better level than 1/31."""
 EVIDENCE = 1e-6
-"""Level at which a backend is accused; how many answers beyond all n that takes follows from n."""
+"""Level at which a backend is accused (`standing.alpha`)."""
 MANY = 200
 
 
@@ -29,7 +30,7 @@ def summary(profile: Profile, measured: Measured) -> str:
 
 CELLS_NOTE = (
     "p ≥: the smallest level at which one response can be rejected, 1/(n+1). mu0: bound on how often an honest one\n"
-    f"scores above all n. rejects: how many such answers in a row are evidence of {EVIDENCE:g} against a backend."
+    f"scores above all n. rejects: how many such answers to your own traffic accuse a backend at alpha {EVIDENCE:g}."
 )
 
 
@@ -110,13 +111,20 @@ def _cell(cell: Cell) -> tuple[str, ...]:
         f"{median(cell.scores):.4g}",
         f"{cell.scores[-1]:.4g}",
         f"{cell.mu0:.3g}",
-        _rejects(cell.n),
+        rejects(cell.mu0),
     )
 
 
-def _rejects(n: int) -> str:
-    needed = betting.first_over(betting.calibrated(np.ones(MANY), n), EVIDENCE)
-    return str(needed) if needed else f"over {MANY}"
+def rejects(mu0: float) -> str:
+    """How many answers to the operator's own traffic, each beyond what was calibrated, accuse a new backend."""
+    rules = StandingSettings(alpha=EVIDENCE)
+    log_m, needed = eprocess.start(), -math.log(EVIDENCE / 2) + math.log(2)
+    step = eprocess.steps(*eprocess.null_means({"distance": (1.0, mu0)}, rules.fault_rate))
+    for n in range(1, MANY + 1):
+        log_m = eprocess.advance(log_m, step, n)
+        if eprocess.log_evidence(log_m, REPLAYED) >= needed:
+            return str(n)
+    return f"over {MANY}"
 
 
 def _place(cell: Cell) -> str:

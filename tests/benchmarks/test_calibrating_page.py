@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
 
 from benchmarks.calibration.arguments import parser
-from benchmarks.calibration.report import _rejects
+from benchmarks.calibration.report import rejects
+from policies.profile import DELTA
 from policies.settings import parse_settings
 from verifier_pool.profile_command import _parser
 
@@ -34,5 +36,8 @@ def test_the_commands_are_understood() -> None:
 
 
 def test_its_numbers_are_right() -> None:
-    words = f"with 12 answers per cell it takes {_rejects(12)} rejects, with 100 it takes {_rejects(100)}"
+    few, many, most = (rejects(-math.expm1(math.log(DELTA / 24) / n)) for n in (12, 100, 400))
+    words = (
+        f"with 12 answers in each of 24 cells it takes {few} such answers, with 100 it takes {many}, with 400 {most}."
+    )
     assert words in " ".join(PAGE.split())

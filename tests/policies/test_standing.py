@@ -170,6 +170,9 @@ def test_what_was_served_before_a_pardon_is_of_the_life_that_it_ended() -> None:
         ("promote", {}),
         ("quarantine", {"why": " "}),
         ("quarantine", {"by": ""}),
+        ("quarantine", {"why": "\u202eesrever"}),
+        ("quarantine", {"by": "ops\x1b[2J"}),
+        ("quarantine", {"why": "x" * 501}),
     ],
 )
 def test_what_makes_no_sense_is_refused(action: str, fields: dict[str, object]) -> None:
