@@ -55,6 +55,7 @@ __all__ = [
     "resumed",
     "summary",
     "unpack",
+    "visible",
 ]
 
 SYSTEM = "countersign"
@@ -81,6 +82,11 @@ class Event:
 
     type: str
     data: dict[str, Any]
+
+
+def visible(text: str) -> bool:
+    """Whether a name or a reason may go into the audit trail: `LONGEST_WHY` characters at most, all to be seen."""
+    return len(text) <= LONGEST_WHY and _UNSEEN.isdisjoint(map(unicodedata.category, text))
 
 
 def new(backend: str, declaration: Mapping[str, str], number: int, now: float) -> Record:
@@ -148,7 +154,7 @@ def override(
     """
     if not by.strip() or not why.strip():
         raise ValueError("say who decides and why")
-    if max(len(by), len(why)) > LONGEST_WHY or any(unicodedata.category(char) in _UNSEEN for char in by + why):
+    if not (visible(by) and visible(why)):
         raise ValueError(f"a name and a reason are text of at most {LONGEST_WHY} characters, all of them visible")
     before = record.state
     if action == "quarantine":

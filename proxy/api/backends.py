@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import unicodedata
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
+from policies import standing
 from policies.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from policies.unit import declaration_of
 from proxy.api.auth import Client
@@ -21,9 +21,6 @@ from proxy.services import Services, header_map
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 16 * 1024
-_LONGEST_WHY = 500
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories that a terminal or a page acts upon, or has no glyph for: they could disguise an audit trail."""
 
 router = APIRouter(prefix="/v1/backends")
 
@@ -102,8 +99,8 @@ async def _read(request: Request) -> _Override:
         raise InvalidRequest('the body is {"action": "quarantine" | "pardon" | "release", "why": text}') from error
     if not asked.why.strip():
         raise InvalidRequest("say why: it goes into the audit trail", param="why")
-    if len(asked.why) > _LONGEST_WHY or not _UNSEEN.isdisjoint(map(unicodedata.category, asked.why)):
-        expected = f"at most {_LONGEST_WHY} characters, on one line, without control or formatting characters"
+    if not standing.visible(asked.why):
+        expected = f"at most {standing.LONGEST_WHY} characters, on one line, without control or formatting characters"
         raise InvalidRequest(f"`why` is {expected}", param="why")
     return asked
 

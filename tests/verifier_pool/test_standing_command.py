@@ -16,6 +16,7 @@ from redis import Redis
 
 import countersign
 from policies import standing
+from policies.record import Entry
 from policies.settings import Settings
 from policies.unit import Unit, declaration_name, declaration_of
 from tests.support.valkey import Valkey
@@ -292,7 +293,8 @@ def test_hostile_names_are_never_printed_raw(redis: Redis, valkey_url: str, comm
         )
     }
     record = left["\x1b]0;"].record
-    record = standing.override(record, "quarantine", by="\x1b[A", why="\r\x00", now=NOW, rules=settings.standing)
+    entry = Entry(NOW, "\x1b[A", "\x9b", "\r\x00", "trial", "\u202e")
+    record = msgspec.structs.replace(record, trail=(*record.trail, entry), reasons=("\x1b[2J",))
     redis.hset(standing_key(evil), record.name, standing.pack(record))
     redis.hset("countersign:standings", standing_field(evil, record.name), b"{}")
     command.use(settings)
