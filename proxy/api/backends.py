@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
-from policies import standing
 from policies.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from policies.standing import LONGEST_WHY, visible
 from policies.unit import declaration_of
 from proxy.api.auth import Client
 from proxy.api.routes import TheClient, TheServices
@@ -99,8 +99,8 @@ async def _read(request: Request) -> _Override:
         raise InvalidRequest('the body is {"action": "quarantine" | "pardon" | "release", "why": text}') from error
     if not asked.why.strip():
         raise InvalidRequest("say why: it goes into the audit trail", param="why")
-    if not standing.visible(asked.why):
-        expected = f"at most {standing.LONGEST_WHY} characters, on one line, without control or formatting characters"
+    if not visible(asked.why):
+        expected = f"at most {LONGEST_WHY} characters, on one line, without control or formatting characters"
         raise InvalidRequest(f"`why` is {expected}", param="why")
     return asked
 
