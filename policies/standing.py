@@ -33,7 +33,7 @@ import msgspec
 from policies import _folding, _states, audit
 from policies.record import LONGEST_TRAIL, QUARANTINED, SUSPECT, TRIAL, TRUSTED, Entry, Record, pack, unpack
 from policies.settings import AuditSettings, StandingSettings
-from policies.unit import Unit
+from policies.unit import Unit, declaration_name
 
 __all__ = [
     "QUARANTINED",
@@ -44,6 +44,7 @@ __all__ = [
     "Folded",
     "Record",
     "audit_rate",
+    "decided",
     "events",
     "fold",
     "names",
@@ -173,6 +174,25 @@ def override(
     else:
         raise ValueError(f"{action!r} is none of {', '.join(ACTIONS)}")
     return _entered(_in_state(record, rules, now), now, by, action, why, before)
+
+
+def decided(
+    records: Mapping[str, Record],
+    backend: str,
+    declaration: Mapping[str, str],
+    action: str,
+    *,
+    by: str,
+    why: str,
+    now: float,
+    rules: StandingSettings,
+) -> Record:
+    """The record of a backend as it is declared now, after what the operator decides (`override`); a new one where it
+    has none. `records` are all of the backend, by name of their declaration. Raises ValueError."""
+    number = next_number(records.values())
+    before = records.get(declaration_name(declaration)) or new(backend, declaration, number, now)
+    number = max(number, before.number + 1)
+    return override(before, action, by=by, why=why, now=now, rules=rules, number=number)
 
 
 def events(before: Record | None, after: Record) -> list[Event]:

@@ -139,14 +139,11 @@ class Standings:
             Contended: see there.
         """
         declaration, rules = declaration_of(self._settings.backend(backend)), self._settings.standing_of(backend)
-        name = declaration_name(declaration)
         self.fold(backend, math.inf)
         for found in self._tries(backend):
-            now, number = time.time(), standing.next_number(found.records.values())
-            before = found.records.get(name) or standing.new(backend, declaration, number, now)
-            number = max(number, before.number + 1)
-            after = standing.override(before, action, by=by, why=why, now=now, rules=rules, number=number)
-            if self._commit(found, _Made({name: after}), now):
+            now = time.time()
+            after = standing.decided(found.records, backend, declaration, action, by=by, why=why, now=now, rules=rules)
+            if self._commit(found, _Made({after.name: after}), now):
                 return after
         raise Contended(backend)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 
 from aiohttp import ClientSession, web
 
@@ -12,7 +13,7 @@ from benchmarks.adversary.spoofs import Spoofer
 from benchmarks.adversary.withheld import NoLogprobs
 
 
-class Wavering(Cheat):
+class Wavering(Cheat, ABC):
     """The true server and another cheat, one of which answers each request."""
 
     def __init__(self, setup: Setup, bad: type[Cheat]) -> None:
@@ -28,9 +29,9 @@ class Wavering(Cheat):
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await (self._bad if self.cheats() else self._good).generate(request)
 
+    @abstractmethod
     def cheats(self) -> bool:
         """Whether this request is cheated."""
-        raise NotImplementedError
 
 
 class GoodThenBad(Wavering):

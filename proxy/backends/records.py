@@ -83,16 +83,16 @@ class Records:
 
     async def _write(self, backend: Backend, found: _Found, action: str, by: str, why: str) -> Record | None:
         """The record after the action, or None when somebody else wrote since it was found."""
-        now, name = time.time(), declaration_name(declaration_of(backend.settings))
-        before = _present(backend, found, now)
-        number = max(standing.next_number(found.records.values()), before.number + 1)
+        now, declaration = time.time(), declaration_of(backend.settings)
         rules = self._settings.standing_of(backend.name)
         try:
-            after = standing.override(before, action, by=by, why=why, now=now, rules=rules, number=number)
+            after = standing.decided(
+                found.records, backend.name, declaration, action, by=by, why=why, now=now, rules=rules
+            )
         except ValueError as error:
             raise Conflict(str(error), param="action") from error
         keys, arguments, _ = store_standing(
-            backend.name, found.version, found.records, {name: after}, self._settings, now
+            backend.name, found.version, found.records, {after.name: after}, self._settings, now
         )
         return after if await self._store.store_standing(keys, arguments) else None
 
