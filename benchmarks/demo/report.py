@@ -109,7 +109,7 @@ def standings(found: Sequence[Mapping[str, Any]]) -> str:
     lines[0] += " calibration, what is exact counts at once):"
     for standing in found:
         evidence = standing["evidence"]
-        power = "none" if evidence["log10"] is None else f"10^{evidence['log10']:.1f}"
+        power = "none" if evidence["log10"] is None else f"10^{round(evidence['log10'], 1) + 0.0:.1f}"
         lines.append(
             f"  {standing['backend']}: {standing['state']}; evidence against it {power}, "
             f"10^{evidence['needed_log10']:.1f} accuses; {'; '.join(standing['reasons'])}"
