@@ -33,6 +33,9 @@ _MOST_REASONS = 64
 _MOST_KEYS = 1024
 FRIENDS = 2
 """Client keys that may be with the backend."""
+ATTENTION = 8
+"""Units of a key that count for certain after one that spoke against the backend. A friend who buys them with such a
+one speaks against it in one of nine."""
 _OTHERS = "others"
 """Stands for the client keys of a day beyond the first `_MOST_KEYS`, which have one allowance together."""
 EXACT_BASIS = "exact"
@@ -92,13 +95,13 @@ class Fold:
         # An earlier day is a verdict of the last minutes before midnight; much earlier, and a clock was wrong before.
         same = day in (record.day, record.day - 1)
         heard, counted = (record.day_heard, record.day_keys) if same else ({}, {})
-        against = record.day_against if same else ()
+        against = record.day_against if same else {}
         key = unit.key if unit.key in heard or len(heard) < _MOST_KEYS else _OTHERS
         own = heard.get(key, 0)
-        # Whose answers spoke against the backend before is heard in full: thinned out are those it serves well.
-        may = unit.operator or key in against or unit.draw < key_chance(own, counted, self._rules)
-        if key not in against and any(x > 0 for x, _ in unit.outcomes.values()):
-            against = (*against, key)
+        # Whose answers spoke against the backend is heard in full for a while: thinned out are those it serves well.
+        may = unit.operator or own < against.get(key, 0) or unit.draw < key_chance(own, counted, self._rules)
+        if any(x > 0 for x, _ in unit.outcomes.values()):
+            against = {**against, key: own + 1 + ATTENTION}
         self.record = msgspec.structs.replace(
             record,
             day=record.day if same else day,
@@ -157,8 +160,8 @@ def key_chance(own: int, counted: Mapping[str, int], rules: StandingSettings) ->
 
     Certain within the allowance above what counted of the third key, so that clients of equal weight all count in full.
     Beyond that limit it is limit/own, and what counts grows with the logarithm of the key's traffic. So two friends of
-    the backend, whom it serves well, cannot drown what it does to others. (A key that something spoke against that
-    day is counted in full.)
+    the backend, whom it serves well, cannot drown what it does to others. (After each answer that speaks against the
+    backend the next `ATTENTION` of its key count for certain.)
 
     Args:
         counted: of each key, what counted that day.

@@ -132,7 +132,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         heard: the last `WINDOW` counted units that had a replay.
         profiles: calibration error δ of every profile that took part, by name.
         day, day_heard, day_keys: units of the current day (days since 1970) by client key, and those that counted;
-            `day_against`: keys of which one spoke against the backend, counted or not.
+            `day_against`: of keys that spoke against the backend, counted or not, up to which of their units all count.
         pardoned_at: when a pardon began this life, 0 where none did. `heard_at`: Unix seconds of the last unit.
         learnt_from: `earned.decided` when it was declared again.
         trusted_once: it has been trusted in this life.
@@ -159,7 +159,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     day: int = 0
     day_heard: dict[str, int] = {}
     day_keys: dict[str, int] = {}
-    day_against: tuple[str, ...] = ()
+    day_against: dict[str, int] = {}
     pardoned_at: float = 0.0
     heard_at: float = 0.0
     learnt_from: int = 0

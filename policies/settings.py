@@ -175,8 +175,8 @@ class StandingSettings(Section):
             it is honest. Calibrated checks add their profile's `delta`.
         fault_rate: share of answers in which an honest backend may fail an exact check or leave evidence out.
         key_allowance: answers of one client key that count in a day for certain, and by how many its count may exceed
-            that of the third most counted key. Beyond, the n-th counts with chance limit/n, until one of the key's
-            answers speaks against the backend. Keys marked `operator` are not limited.
+            that of the third most counted key. Beyond, the n-th counts with chance limit/n. Keys marked `operator` are
+            not limited.
         trusted_after: decided answers before a backend is trusted.
         least_coverage: share of what a backend's answers let be decided that must have been, in tokens.
         suspect_share: part of a suspect's turns that it still gets while others could serve.

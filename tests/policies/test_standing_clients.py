@@ -114,6 +114,25 @@ def test_friends_do_not_drown_what_a_backend_does_to_others() -> None:
     assert known.state == "quarantined"
 
 
+def test_friends_who_speak_against_it_once_do_not_drown_others_either() -> None:
+    random, known, served = np.random.default_rng(1), record(), 0
+    for day in range(3):
+        units = []
+        for who in [
+            "friend a",
+            "friend b",
+            *random.permutation([*(["friend a", "friend b"] * 2500), *["victim"] * 100]),
+        ]:
+            served += 1
+            bad = who == "victim" or not units or len(units) == 1
+            key = f"victim {served % 5}" if who == "victim" else str(who)
+            draw, at = float(random.random()), START + day * 86_400 + served
+            units.append(unit(served, *(["distance"] if bad else []), key=key, draw=draw, at=at))
+        known = after(known, units)
+        assert known.day_keys["friend a"] < 400
+    assert known.state == "quarantined"
+
+
 def test_a_lone_client_is_heard_in_full_once_it_is_cheated() -> None:
     random = np.random.default_rng(0)
     known = record([unit(at, key="lone", draw=float(random.random())) for at in range(2000)])
