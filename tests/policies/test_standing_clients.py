@@ -117,7 +117,7 @@ def test_friends_do_not_drown_what_a_backend_does_to_others() -> None:
 def test_friends_who_speak_against_it_once_do_not_drown_others_either() -> None:
     random, known, served = np.random.default_rng(1), record(), 0
     for day in range(3):
-        units = []
+        units: list[Unit] = []
         for who in [
             "friend a",
             "friend b",
