@@ -35,8 +35,8 @@ from tests.e2e.product import HONEST, Product, calibrated, running
 pytestmark = pytest.mark.e2e
 
 GOOD = 200
-TOKENS = 20
-CALIBRATION = ("--requests", "96", "--concurrency", "8", "--lengths", "24", "--temperatures", "0.8", "--replays", "1")
+TOKENS = 17
+CALIBRATION = ("--requests", "96", "--concurrency", "8", "--lengths", "18", "--temperatures", "0.8", "--replays", "1")
 """One condition and many answers of it: standing bets against a bound that falls with their number."""
 CLIENTS = ("one", "two", "three")
 MARK = "Riddle:"
@@ -211,7 +211,7 @@ def test_who_turns_bad_after_200_honest_answers_is_quarantined_as_soon_as_simula
     good = stack.settled("drifter", GOOD)
     assert good["state"] == "trusted", good["reasons"]
     assert good["audit_rate"] < 1
-    cheating = [outcomes(found["checks"]) for found in stack.ask("hidden", 16)]
+    cheating = [outcomes(found["checks"]) for found in stack.ask("hidden", 12)]
     expected = generations(
         cheating,
         [outcomes(found["checks"]) for found in honest if found["audited"]],
@@ -221,7 +221,7 @@ def test_who_turns_bad_after_200_honest_answers_is_quarantined_as_soon_as_simula
         audits=AUDIT,
     )
     assert expected.high is not None
-    # 95 % of the simulated runs, and half as much again: sixteen answers say only so well how often one is beyond.
+    # 95 % of the simulated runs, and half as much again: twelve answers say only so well how often one is beyond.
     limit = math.ceil(1.5 * expected.high)
     took = until_quarantine(stack, "drifter", GOOD, limit)
     print(f"quarantined after {took} answers; simulated: {expected}")
@@ -243,8 +243,8 @@ def test_a_changed_temperature_is_accused_by_exact_checks(stack: Stack) -> None:
 def test_who_withholds_is_never_trusted(stack: Stack) -> None:
     stack.ask("silent", 6)
     assert stack.settled("silent", 6)["state"] == "quarantined"
-    for served in range(30, 121, 30):
-        stack.ask("sometimes", 30)
+    for served in range(25, 101, 25):
+        stack.ask("sometimes", 25)
         found = stack.settled("sometimes", served)
         assert found["state"] != "trusted"
         if found["state"] == "quarantined":
@@ -255,15 +255,15 @@ def test_who_withholds_is_never_trusted(stack: Stack) -> None:
 
 
 def test_two_colluding_clients_cannot_frame_an_honest_backend_and_a_third_witness_can(stack: Stack) -> None:
-    stack.ask("framed", 12, keys=("three",))
-    words = [found["verdict"] for found in stack.ask("framed", 48, keys=("one", "two"), mark=MARK)]
+    stack.ask("framed", 6, keys=("three",))
+    words = [found["verdict"] for found in stack.ask("framed", 44, keys=("one", "two"), mark=MARK)]
     assert words.count("reject") > 30
-    found = stack.settled("framed", 60)
+    found = stack.settled("framed", 50)
     assert found["evidence"]["log10"] >= found["evidence"]["needed_log10"]
     assert found["state"] == "suspect"
     assert "rests on what two client keys asked" in found["reasons"][0]
-    stack.ask("framed", 36, keys=("three",), mark=MARK)
-    assert stack.settled("framed", 96)["state"] == "quarantined"
+    stack.ask("framed", 30, keys=("three",), mark=MARK)
+    assert stack.settled("framed", 80)["state"] == "quarantined"
 
 
 def test_the_honest_backend_stays_in_good_standing(stack: Stack) -> None:
