@@ -149,6 +149,12 @@ class Rig:
             time.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def _quick_standings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standings are read ten times a second instead of once."""
+    monkeypatch.setattr("proxy.backends.standings._EVERY", 0.1)
+
+
 @pytest.fixture
 def make_rig(backend: FakeBackend, valkey: Valkey) -> Iterator[Callable[..., Rig]]:
     """A rig with settings of the test's own."""
