@@ -36,7 +36,20 @@ pytestmark = pytest.mark.e2e
 
 GOOD = 200
 TOKENS = 17
-CALIBRATION = ("--requests", "96", "--concurrency", "8", "--lengths", "18", "--temperatures", "0.8", "--replays", "1")
+CALIBRATION = (
+    "--requests",
+    "96",
+    "--concurrency",
+    "8",
+    "--lengths",
+    "18",
+    "--temperatures",
+    "0.8",
+    "--replays",
+    "1",
+    "--kinds",
+    "question,translation,maths,creative",
+)
 """One condition and many answers of it: standing bets against a bound that falls with their number."""
 CLIENTS = ("one", "two", "three")
 MARK = "Riddle:"
