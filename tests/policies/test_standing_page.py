@@ -13,6 +13,7 @@ from policies import _states, audit, coverage, eprocess, record, standing, unit
 from policies.profile import BAR, DELTA
 from policies.settings import AuditSettings, Settings, StandingSettings, parse_settings
 from policies.unit import Unit
+from tests.policies import standings
 from verifier_pool import queue
 from verifier_pool.standing_command import _parser
 
@@ -38,31 +39,16 @@ def rows(heading: str) -> list[list[str]]:
 def answer(number: int, failing: str) -> Unit:
     outcomes = {name: (float(name == failing), 0.0) for name in unit.EXACT}
     outcomes |= {name: (float(name == failing), MU0) for name in ("distance", "margin")}
-    return Unit(
-        id=f"{number:032x}",
-        at=float(number),
-        backend="b",
-        declaration={"model": "m"},
-        key=f"k{number % 5}",
-        unit=f"u{number}",
-        prompt=f"p{number}",
-        tokens=100,
-        audited=True,
-        replayed=True,
-        outcomes=outcomes,
-        profile="p",
-        delta=DELTA,
-    )
+    return standings.unit(number, outcomes=outcomes)
 
 
 def answers_to_accusation(before: int, failing: str, every: int) -> int:
-    found = standing.new("b", {"model": "m"}, 1, 0.0)
-    found = standing.fold(found, [answer(n, "") for n in range(before)], set(), RULES).record
+    found = standings.record([answer(n, "") for n in range(before)])
     number = 0
     while found.accused is None:
         number += 1
         failed = failing if number % every == 0 else ""
-        found = standing.fold(found, [answer(before + number, failed)], set(), RULES).record
+        found = standings.after(found, [answer(before + number, failed)])
     assert found.state == standing.QUARANTINED
     return number
 
