@@ -35,6 +35,11 @@ class ReferenceSettings(Section):
 
     `vllm_engine` runs in the worker and needs `path`; `vllm_http` asks the server at `url`.
     `engine` holds keyword arguments for vLLM's engine (`max_num_seqs`, `max_num_batched_tokens`, …).
+
+    Attributes:
+        max_in_flight: replays that one reference process holds at once; the engine batches them.
+        max_in_flight_tokens: their tokens, prompts and outputs together; one longer replay runs alone.
+        canary_seconds: how often a replay with a known answer is mixed in, good and bad ones in turn; 0 is never.
     """
 
     kind: Literal["vllm_engine", "vllm_http"]
@@ -44,6 +49,9 @@ class ReferenceSettings(Section):
     served_model: str | None = None
     engine: dict[str, Any] = Field(default_factory=dict)
     timeout: float = Field(60.0, gt=0)
+    max_in_flight: int = Field(256, gt=0)
+    max_in_flight_tokens: int = Field(262_144, gt=0)
+    canary_seconds: float = Field(60.0, ge=0)
 
     @model_validator(mode="after")
     def _has_target(self) -> ReferenceSettings:
@@ -148,7 +156,21 @@ class VerificationSettings(Section):
     verdict_ttl: int = Field(7 * 86400, gt=0)
     lost_after: int = Field(900, gt=0, description="seconds after which an intent without a verdict is lost")
     max_backlog: int = Field(10_000, gt=0, description="queued generations beyond which new ones are shed")
+    max_backlog_bytes: int = Field(2**30, gt=0, description="packed evidence that waits beyond which new one is shed")
+    replay_wait: int = Field(900, gt=0, description="seconds after which an audit is judged without its replay")
     job_timeout: int = Field(300, gt=0)
+
+
+class DurabilitySettings(Section):
+    """What Redis must have done with an intent or with evidence before it counts as accepted.
+
+    `aof` waits until Redis has written it to its append-only file (WAITAOF), `replicas` until that many replicas have
+    it (in their files too, with `aof`); for `timeout` seconds at most, after which it counts as not written.
+    """
+
+    aof: bool = False
+    replicas: int = Field(0, ge=0)
+    timeout: float = Field(1.0, gt=0)
 
 
 class AuditSettings(Section):
@@ -219,6 +241,7 @@ class Settings(Section):
     verification: VerificationSettings = VerificationSettings()
     audit: AuditSettings = AuditSettings()
     standing: StandingSettings = StandingSettings()
+    durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
     max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
     max_line_bytes: int = Field(16 * 1024 * 1024, gt=0)
