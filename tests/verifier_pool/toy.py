@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Logprobs, Replay, Sampling, Usage
 from policies.settings import Settings
-from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.reference.base import Reference, ReplayRequest
 
 VOCAB = 64
 WIDTH = 21
@@ -72,7 +73,7 @@ def answer(
     return replace(evidence, **changes)  # type: ignore[arg-type]
 
 
-class ToyReference:
+class ToyReference(Reference):
     """Replays with the toy; `trouble` is called first and may raise."""
 
     name = "toy 1"
@@ -82,6 +83,14 @@ class ToyReference:
         self.batches: list[int] = []
         self.seen: list[ReplayRequest] = []
         self.closed = False
+
+    def submit(self, request: ReplayRequest) -> Future[Replay]:
+        future: Future[Replay] = Future()
+        try:
+            future.set_result(self.replay([request])[0])
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def replay(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
         self.batches.append(len(requests))

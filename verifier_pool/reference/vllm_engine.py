@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from policies.errors import ReplayError, SettingsError
 from policies.evidence import Ids, Replay, ReplayForm
 from policies.settings import ReferenceSettings
-from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.reference.engine_rendering import render
 from verifier_pool.reference.experts import output_part
 from verifier_pool.reference.rows import TOP_K, Entries
@@ -53,7 +54,7 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 FORMS: tuple[ReplayForm, ...] = ("full", "ids")
 
 
-class VllmEngine:
+class VllmEngine(Reference):
     """The reference on the folder `settings.path`. Starting takes seconds (135M, CPU) to minutes (8B, GPU)."""
 
     def __init__(self, model_name: str, settings: ReferenceSettings) -> None:
@@ -62,11 +63,15 @@ class VllmEngine:
         self._key = f"models.{model_name}.reference"
         self._settings = settings
         self._engine: Any = None
-        self.name = ""
+        self._pool = ThreadPoolExecutor(1)
         self.scores_ids = False
         """Whether vLLM runs its V2 runner here, which scores given ids."""
         self._start()
         self._self_test()
+
+    def submit(self, request: ReplayRequest) -> Future[Replay]:
+        """Queue one replay."""
+        return self._pool.submit(lambda: self.replay([request])[0])
 
     def replay(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
         """Replay all in one engine batch.
@@ -112,6 +117,7 @@ class VllmEngine:
             raise SettingsError(f"{self._key}.engine", f"an engine that starts ({reason})") from error
         config = self._engine.model_config
         self._max_model_len = int(config.max_model_len)
+        self.max_tokens = self._max_model_len - 1
         self._vocab_size = int(config.get_vocab_size())
         self.scores_ids = bool(getattr(self._engine.llm_engine.vllm_config, "use_v2_model_runner", False))
         self._experts = bool(arguments.get("enable_return_routed_experts"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +27,7 @@ from policies.errors import ReplayError
 from policies.evidence import Ids, Logprobs, Replay
 from policies.settings import ReferenceSettings
 from verifier_pool.reference import wire
-from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.reference.experts import Experts, decode_npy, output_part
 from verifier_pool.reference.rendering import prompt_fields, prompt_index, same_but_for_the_date
 from verifier_pool.reference.rows import TOP_K, Entries
@@ -45,7 +45,7 @@ _CEILING = re.compile(r"max allowed: (\d+)")
 _VOCABULARY = re.compile(r"Vocabulary size: (\d+)")
 
 
-class VllmHttp:
+class VllmHttp(Reference):
     """The reference at `settings.url`. The server need not be up yet: it is asked for its name when it is."""
 
     def __init__(self, model_name: str, settings: ReferenceSettings) -> None:
@@ -57,6 +57,7 @@ class VllmHttp:
             limits=httpx.Limits(max_connections=CONCURRENCY),
             trust_env=False,
         )
+        self._submitted = ThreadPoolExecutor(CONCURRENCY)
         self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"replay-{model_name}")
         self._served = settings.served_model
         self._max_model_len: int | None = None
@@ -79,6 +80,10 @@ class VllmHttp:
         self._served, self._max_model_len = card.id, card.max_model_len
         self.name = f"vllm_http vllm-{version} {card.id}"
         self._known = True
+
+    def submit(self, request: ReplayRequest) -> Future[Replay]:
+        """Queue one replay."""
+        return self._submitted.submit(lambda: self.replay([request])[0])
 
     def replay(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
         """Replay all, up to eight at once.
