@@ -16,8 +16,6 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as RedisRetry
-from rq import Queue
-from rq.serializers import JSONSerializer
 
 from policies import audit, codec, unit
 from policies.evidence import Evidence
@@ -27,6 +25,8 @@ from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILAB
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.room import Room
+from verifier_pool import fair
+from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OPEN,
     PREFIX,
@@ -37,7 +37,6 @@ from verifier_pool.queue import (
     note_waiting,
     store_verdict_args,
     store_verdict_keys,
-    verify_options,
     waiting_key,
 )
 
@@ -87,7 +86,7 @@ class Recorder:
         self._redis = Redis.from_url(
             url, socket_timeout=_PATIENCE, socket_connect_timeout=_PATIENCE, retry=RedisRetry(NoBackoff(), 0)
         )
-        self._jobs = Queue(VERIFY_QUEUE, connection=self._redis, serializer=JSONSerializer)
+        self._jobs = FairQueue(VERIFY_QUEUE, connection=self._redis)
         self._store_verdict = self._redis.register_script(STORE_VERDICT)
         self._settings = settings
         self._outage = outage
@@ -179,7 +178,15 @@ class Recorder:
         packed = codec.pack(choices)
         # One transaction, in which rq has to come first: it opens it itself.
         pipeline = self._redis.pipeline()
-        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **verify_options(generation.id, rules))
+        options = fair.options(
+            generation.id,
+            rules,
+            inline=generation.mode == "inline",
+            tenant=generation.owner,
+            tokens=_tokens(choices),
+            size=len(packed),
+        )
+        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **options)
         pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
         now = time.time()
         pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
@@ -192,10 +199,10 @@ class Recorder:
         since = time.time() - rules.evidence_ttl
         names = {item.name for item in self._settings.backends} | {backend}
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.llen(self._jobs.key)
         for name in names:
             pipeline.zcount(waiting_key(name), since, "+inf")
-        total, *counts = pipeline.execute()
+        counts = pipeline.execute()
+        total = self._jobs.count
         waiting = dict(zip(names, counts, strict=True))
         crowd = sum(name == backend or count > 0 for name, count in waiting.items())
         return audit.admits(waiting[backend], total, crowd, rules.max_backlog, self._chance.random())
@@ -233,3 +240,8 @@ class Recorder:
                 self._lost.popleft()
         except (RedisError, OSError) as error:
             self._outage.failed(error)
+
+
+def _tokens(choices: Sequence[Evidence]) -> int:
+    """What replaying them takes: of every choice the prompt and the answer."""
+    return sum(len(choice.prompt_ids) + len(choice.output_ids) for choice in choices)

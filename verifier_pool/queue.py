@@ -39,9 +39,10 @@ from rq import Retry
 from policies import standing
 from policies.settings import AuditSettings, Settings, VerificationSettings
 from policies.standing import Event, Record
+from verifier_pool import TAG
 from verifier_pool.events import body
 
-PREFIX = "countersign:"
+PREFIX = TAG + ":"
 VERIFY_QUEUE = "countersign-verify"
 WEBHOOK_QUEUE = "countersign-webhooks"
 VERIFY_JOB = "verifier_pool.jobs.verify"

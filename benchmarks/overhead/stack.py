@@ -25,6 +25,7 @@ from redis import Redis
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from policies.errors import CountersignError
 from policies.settings import parse_settings, store_url
+from verifier_pool import RQ_PREFIX
 from verifier_pool.queue import OPEN, verdict_key
 
 START_SECONDS = 60.0
@@ -141,7 +142,7 @@ class Stack:
         self._wait("proxy", lambda: _answers(f"{self.proxy_url}/readyz"))
         self._store = Redis.from_url(store_url(parsed, {}))
         self._spawn("worker", "-m", "countersign", "worker", "--config", str(config))
-        self._wait("worker", lambda: bool(self._store and self._store.scard("rq:workers")))
+        self._wait("worker", lambda: bool(self._store and self._store.scard(RQ_PREFIX + ":workers")))
 
     def _settings(self, port: int) -> dict[str, Any]:
         model: dict[str, Any] = {"vocab_size": VOCABULARY} if self.backend.scripted else {}

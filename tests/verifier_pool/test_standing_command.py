@@ -21,7 +21,15 @@ from policies.settings import Settings
 from policies.unit import Unit, declaration_name, declaration_of
 from tests.support.valkey import Valkey
 from verifier_pool import standing_command, standing_text, terminal
-from verifier_pool.queue import SECOND_UNCHECKED, UNFOLDED, UNITS_DROPPED, standing_field, standing_key, units_key
+from verifier_pool.queue import (
+    SECOND_UNCHECKED,
+    STANDINGS,
+    UNFOLDED,
+    UNITS_DROPPED,
+    standing_field,
+    standing_key,
+    units_key,
+)
 from verifier_pool.standing import Standings
 
 NOW = 1_764_000_000.0
@@ -296,7 +304,7 @@ def test_hostile_names_are_never_printed_raw(redis: Redis, valkey_url: str, comm
     entry = Entry(NOW, "\x1b[A", "\x9b", "\r\x00", "trial", "\u202e")
     record = msgspec.structs.replace(record, trail=(*record.trail, entry), reasons=("\x1b[2J",))
     redis.hset(standing_key(evil), record.name, standing.pack(record))
-    redis.hset("countersign:standings", standing_field(evil, record.name), b"{}")
+    redis.hset(STANDINGS, standing_field(evil, record.name), b"{}")
     command.use(settings)
     for arguments in ((), (evil,), ("--json",), (evil, "--json")):  # `command` looks at what is printed
         code, out, _ = command(*arguments)

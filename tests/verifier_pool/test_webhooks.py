@@ -16,7 +16,7 @@ from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool import events, webhooks, worker
+from verifier_pool import RQ_PREFIX, events, webhooks, worker
 from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, verify_signature
@@ -156,11 +156,11 @@ def test_the_worker_brings_its_own_webhook_process(redis: Redis, valkey_url: str
             id = rig.submit(redis, rules, [answer()])
             rig.wait_until(lambda: receiver.requests, 30)
             assert orjson.loads(receiver.requests[0][1])["data"]["id"] == id
-            assert redis.scard("rq:workers") == 2
+            assert redis.scard(RQ_PREFIX + ":workers") == 2
         finally:
             process.terminate()
             assert process.wait(15) == 0
-        assert redis.scard("rq:workers") == 0
+        assert redis.scard(RQ_PREFIX + ":workers") == 0
 
 
 def test_without_its_worker_the_webhook_process_ends(redis: Redis, valkey_url: str) -> None:
