@@ -13,6 +13,7 @@ BENCHES: dict[str, tuple[str, str]] = {
         "benchmarks.standing.command",
         "whom standing accuses: honest backends and such as turn bad, simulated",
     ),
+    "chaos": ("benchmarks.chaos.command", "whether anything is lost when everything is killed at random"),
     "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
 }
 

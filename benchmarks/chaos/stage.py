@@ -1,0 +1,240 @@
+"""The stage: everything started, struck for a while, left alone until it has settled, and read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from benchmarks.chaos import aof, collect, declared, monkey
+from benchmarks.chaos.fleet import ENGINE, PROXY, REDIS, REFERENCE, UPSTREAM, WORKER, Fleet, Member
+from benchmarks.chaos.ledger import Ledger, settle
+from benchmarks.chaos.monkey import Blow, Monkey
+from benchmarks.chaos.relay import Relay
+from benchmarks.chaos.traffic import Clients
+from benchmarks.chaos.valkey import Valkey
+from benchmarks.demo.processes import Child, ChildError, Children, answers, free_ports
+from verifier_pool.queue import OPEN, UNFOLDED
+
+COUNTERSIGN = (sys.executable, "-m", "countersign")
+ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+INTERVAL_MS = 12
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What runs, for how long, and what is done to it.
+
+    Attributes:
+        kills: blows in all; 0 leaves everything alone. `seconds`: how long clients ask, and blows fall.
+        settle: seconds after which every accepted generation must have its verdict.
+        fsync: of the append-only file; `everysec` may lose what was acknowledged in the last second.
+        pause: mean seconds between a client's requests.
+    """
+
+    proxies: int = 2
+    workers: int = 3
+    references: int = 2
+    models: tuple[str, ...] = ("toy",)
+    clients: int = 10
+    kills: int = 200
+    seconds: float = 60.0
+    settle: float = 90.0
+    fsync: str = "always"
+    pause: float = 0.3
+    seed: int = 1
+
+
+@dataclass
+class Outcome:
+    """What happened."""
+
+    scene: Scene
+    ledger: Ledger
+    blows: list[Blow]
+    kinds: Counter[str]
+    exits: dict[str, list[int]]
+    lives: dict[str, int]
+    refused: int
+    settled_after: float | None
+    redis: dict[str, Any] = field(default_factory=dict)
+
+
+class Stage:
+    """A context manager around every process. `look` is called on the running stage before it is read."""
+
+    def __init__(self, scene: Scene, folder: Path, say: Callable[[str], None]) -> None:
+        self.scene = scene
+        self.folder = folder
+        self.rng = random.Random(scene.seed)
+        self.keys = [f"sk-chaos-{secrets.token_hex(8)}" for _ in range(scene.clients)]
+        self.relays: dict[str, Relay] = {}
+        self.children = Children(folder)
+        self.fleet = Fleet(self.children, self.rng)
+        self._say = say
+        ports = free_ports(2 + len(scene.models) + scene.proxies)
+        self._upstream_port, redis_port, *rest = ports
+        self.engine_ports = dict(zip(scene.models, rest, strict=False))
+        self.proxy_ports = {f"proxy-{n}": port for n, port in enumerate(rest[len(scene.models) :], 1)}
+        self.valkey = Valkey(self.children, redis_port, folder / "valkey", scene.fsync)
+        self.log = folder / "upstream.jsonl"
+        self.profiles = {model: folder / f"profile-{model}.json" for model in scene.models}
+
+    async def run(self, look: Callable[[Stage], None] | None = None) -> Outcome:
+        """Everything, once; `look` is called when all has settled and nothing was stopped yet."""
+        with self.children:
+            try:
+                await self._start()
+                return await self._play(look)
+            finally:
+                for relay in self.relays.values():
+                    relay.stop()
+
+    async def _start(self) -> None:
+        for model, path in self.profiles.items():
+            path.write_text(declared.measured(model).to_json())
+        script = ["-m", "benchmarks.chaos.upstream", "--port", str(self._upstream_port), "--log", str(self.log)]
+        self._add(UPSTREAM, "upstream", [sys.executable, *script, "--interval-ms", str(INTERVAL_MS)])
+        self.fleet.add(REDIS, "redis", self.valkey.start)
+        for model, port in self.engine_ports.items():
+            script = ["-m", "benchmarks.chaos.engine", "--port", str(port), "--model", model]
+            self._add(ENGINE, f"engine-{model}", [sys.executable, *script])
+        self._say("starting the processes")
+        await self._until(self.valkey.answers, "Valkey")
+        for name, port in self.proxy_ports.items():
+            await self._countersign(PROXY, name, ["serve"], port=port)
+        for number in range(1, self.scene.workers + 1):
+            await self._countersign(WORKER, f"worker-{number}", ["worker", "--only", "verify"])
+        for model in self.scene.models:
+            for number in range(1, self.scene.references + 1):
+                command = ["worker", "--only", "replay", "--model", model]
+                await self._countersign(REFERENCE, f"reference-{model}-{number}", command)
+        for name, port in self.proxy_ports.items():
+            await self._until(answers(f"http://127.0.0.1:{port}/readyz"), name)
+        for member in self.fleet.of(WORKER) + self.fleet.of(REFERENCE):
+            await self._until(partial(_ready, member), member.name)
+
+    async def _countersign(self, kind: str, name: str, command: Sequence[str], port: int = 0) -> None:
+        """A process of ours, with relays of its own between it and whatever it talks to."""
+        store = await self._relay(f"{name} – redis", self.valkey.port)
+        references = {}
+        for model, engine in self.engine_ports.items():
+            between = await self._relay(f"{name} – {model}", engine) if kind == REFERENCE else None
+            references[model] = f"http://127.0.0.1:{between.port if between else engine}"
+        tree = declared.settings(
+            redis_port=store.port,
+            upstream_port=self._upstream_port,
+            references=references,
+            profiles=self.profiles,
+            keys=self.keys,
+            port=port,
+            aof=self.scene.fsync == "always",
+        )
+        config = declared.write(self.folder, name, tree)
+        self._add(kind, name, [*COUNTERSIGN, *command, "--config", str(config)])
+
+    async def _relay(self, name: str, target: int) -> Relay:
+        self.relays[name] = relay = Relay(target)
+        await relay.start()
+        return relay
+
+    def _add(self, kind: str, name: str, command: Sequence[str]) -> Member:
+        def start(life: str) -> Child:
+            return self.children.start(life, command, ENVIRON)
+
+        return self.fleet.add(kind, name, start)
+
+    async def _play(self, look: Callable[[Stage], None] | None) -> Outcome:
+        scene = self.scene
+        over = asyncio.Event()
+        tending = asyncio.create_task(self._tend())
+        interval = INTERVAL_MS / 1000
+        rng = random.Random(scene.seed + 1)
+        clients = Clients(self.proxy_ports, scene.models, self.keys, rng, pause=scene.pause, interval=interval)
+        traffic = asyncio.create_task(clients.run(over.is_set))
+        striker = Monkey(self.fleet, self.relays, self.rng)
+        kinds = [kind for kind in monkey.SHARES if self.fleet.of(kind) or kind in (monkey.CUT, monkey.BLACKHOLE)]
+        plan = monkey.plan(self.rng, scene.kills, scene.seconds, kinds) if scene.kills else []
+        self._say(f"{len(plan)} blows within {scene.seconds:.0f} s")
+        started = time.monotonic()
+        await striker.run(plan)
+        await asyncio.sleep(max(0.0, started + scene.seconds - time.monotonic()))
+        over.set()
+        self.fleet.hurry()
+        await traffic
+        self._say(f"{len(clients.asked)} requests; waiting for what is open")
+        settled = await self._settled()
+        if look is not None:
+            await asyncio.to_thread(look, self)
+        tending.cancel()
+        with self.valkey.client() as redis:
+            found, info = collect.kept(redis), redis.info()
+        ledger = settle(
+            clients.asked,
+            collect.served(self.log),
+            found,
+            aof.writes(self.valkey.folder),
+            collect.away(self.fleet.of(PROXY)),
+            self.keys,
+        )
+        return Outcome(
+            scene=scene,
+            ledger=ledger,
+            blows=striker.blows,
+            kinds=striker.counts,
+            exits={member.name: member.exits for member in self.fleet.members if member.exits},
+            lives={member.name: member.lives for member in self.fleet.members},
+            refused=clients.refused,
+            settled_after=settled,
+            redis={"version": info.get("valkey_version"), "used_memory": info["used_memory"]},
+        )
+
+    async def _tend(self) -> None:
+        while True:
+            self.fleet.tend()
+            await asyncio.sleep(0.05)
+
+    async def _settled(self) -> float | None:
+        """Seconds until nothing waited for a verdict or to be counted; None when that was too long."""
+        began = time.monotonic()
+        while time.monotonic() - began < self.scene.settle:
+            await asyncio.sleep(0.2)
+            try:
+                with self.valkey.client() as redis:
+                    if not _left(redis):
+                        return time.monotonic() - began
+            except RedisError:
+                continue
+        return None
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not await asyncio.to_thread(condition):
+            for member in self.fleet.members:
+                if not member.alive:
+                    assert member.child is not None
+                    raise ChildError(f"{member.name} ended at once\n{member.child.last_lines()}")
+            if time.monotonic() > deadline:
+                raise ChildError(f"{what} was not ready within {START_SECONDS:.0f} s; see {self.folder}")
+            await asyncio.sleep(0.1)
+
+
+def _left(redis: Redis) -> int:
+    return int(redis.zcard(OPEN)) + int(redis.scard(UNFOLDED))
+
+
+def _ready(member: Member) -> bool:
+    assert member.child is not None
+    return b"ready: taking" in member.child.log.read_bytes()
