@@ -74,7 +74,7 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* Where a pod runs. Takes .Values.proxy or .Values.worker. */}}
+{{/* Where a pod runs. Takes the values of a part, such as .Values.proxy. */}}
 {{- define "countersign.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector:
@@ -156,17 +156,4 @@ envFrom:
 {{/* Seconds a leaving proxy goes on listening, so that load balancers can forget it first. */}}
 {{- define "countersign.preStopSeconds" -}}
 {{- min 15 (int .Values.proxy.drainSeconds) -}}
-{{- end -}}
-
-{{/* Ready when rq has this pod's worker on its list, which it joins once the reference is loaded. */}}
-{{- define "countersign.workerProbe" -}}
-- python3
-- -c
-- |
-  import os, pathlib, socket, redis
-  from policies.settings import parse_settings, store_url
-  text = pathlib.Path(os.environ["COUNTERSIGN_CONFIG"]).read_text()
-  store = redis.Redis.from_url(store_url(parse_settings(text, os.environ), os.environ))
-  hosts = {store.hget(worker, "hostname") for worker in store.smembers("rq:workers")}
-  raise SystemExit(socket.gethostname().encode() not in hosts)
 {{- end -}}

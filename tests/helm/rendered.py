@@ -28,13 +28,25 @@ MOE: Values = {
     "max_body_bytes": 67108864,
 }
 
+OTHER: Values = {
+    **MOE,
+    "models": {
+        **MOE["models"],
+        "Qwen/Qwen3-8B": {"reference": {"kind": "vllm_http", "url": "http://10.0.0.5:8000"}},
+        "unchecked": {"tokenizer": "/models/unchecked"},
+    },
+}
+"""Two models with references of two kinds, and one without."""
+
 VARIANTS: dict[str, Values] = {
     "default": {},
     "gpu": {
         "settings": MOE,
         "existingSecret": "shared",
-        "worker": {
+        "worker": {"replicas": 3, "processes": 4},
+        "reference": {
             "gpu": {"count": 2},
+            "cacheClaim": "kernels",
             "runtimeClassName": "nvidia",
             "nodeSelector": {"gpu": "h200"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -43,13 +55,31 @@ VARIANTS: dict[str, Values] = {
         "models": {"existingClaim": "weights"},
         "files": {"moe.json": '{"checks": {}}\n'},
     },
+    "several-models": {
+        "settings": OTHER,
+        "reference": {"perModel": {"moe": {"replicas": 3, "gpu": {"count": 4}, "nodeSelector": {"gpu": "h200"}}}},
+        "networkPolicy": {"enabled": True},
+    },
+    "all-in-one": {
+        "settings": MOE,
+        "allInOne": True,
+        "networkPolicy": {"enabled": True},
+        "models": {"existingClaim": "weights"},
+    },
     "external-redis": {
+        "settings": {"webhook": {"url": "https://hooks.example.com"}, "durability": {"aof": True, "replicas": 1}},
         "redis": {"existingSecret": "redis"},
         "proxy": {"existingSecret": "for-proxy", "drainSeconds": 600},
         "worker": {"existingSecret": "for-worker"},
-        "networkPolicy": {"enabled": True, "proxy": {"from": [{"podSelector": {}}]}},
+        "webhooks": {"existingSecret": "for-webhooks"},
+        "networkPolicy": {
+            "enabled": True,
+            "proxy": {"from": [{"podSelector": {}}]},
+            "redis": {"ports": [6379, 26379]},
+        },
     },
     "persistent": {
+        "settings": {"durability": {"aof": True}},
         "redis": {"bundled": {"persistence": {"enabled": True, "size": "5Gi", "storageClass": "fast"}}},
         "networkPolicy": {"enabled": True},
         "imagePullSecrets": [{"name": "registry"}],
@@ -57,7 +87,10 @@ VARIANTS: dict[str, Values] = {
         "commonLabels": {"team": "inference"},
     },
     "proxy-only": {
+        "settings": MOE,
         "worker": {"enabled": False},
+        "reference": {"enabled": False},
+        "webhooks": {"enabled": False},
         "serviceAccount": {"create": False},
         "podDisruptionBudget": {"enabled": False},
         "fullnameOverride": "gate",
@@ -94,9 +127,11 @@ class Release:
         return pods
 
     def settings(self, environ: dict[str, str] | None = None) -> Settings:
-        """What the program makes of the rendered countersign.yaml."""
+        """What the program makes of the rendered countersign.yaml, and of a Secret if a webhook needs one."""
         config = next(item for item in self.objects if item["kind"] == "ConfigMap")
-        return parse_settings(config["data"]["countersign.yaml"], environ or {})
+        text = config["data"]["countersign.yaml"]
+        secret = {"COUNTERSIGN_WEBHOOK__SECRET": "whsec_AAAA"} if "\nwebhook:" in text else {}
+        return parse_settings(text, secret | (environ or {}))
 
 
 def container(pod: dict[str, Any]) -> dict[str, Any]:

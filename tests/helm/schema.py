@@ -62,7 +62,10 @@ def _values() -> Schema:
         "redis": _redis(),
         "models": _closed({"existingClaim": _NAME, "mountPath": {"type": "string", "pattern": "^/"}}),
         "proxy": _proxy(),
-        "worker": _worker(),
+        "allInOne": _BOOL,
+        "worker": _drainer({"processes": {"type": "integer", "minimum": 1}}),
+        "reference": _reference(),
+        "webhooks": _drainer({}),
         "serviceAccount": _closed({"create": _BOOL, "name": _NAME, "annotations": _STRINGS}),
         "podDisruptionBudget": _closed(
             {
@@ -77,7 +80,9 @@ def _values() -> Schema:
                 "enabled": _BOOL,
                 "proxy": _closed({"from": _LIST, "egress": _LIST}),
                 "worker": _closed({"egress": _LIST}),
-                "redis": _closed({"port": _PORT, "to": _LIST}),
+                "reference": _closed({"egress": _LIST}),
+                "webhooks": _closed({"egress": _LIST}),
+                "redis": _closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
             }
         ),
     }
@@ -146,16 +151,23 @@ def _proxy() -> Schema:
     return _closed(_pods() | {"port": unprivileged, "drainSeconds": _COUNT, "service": _closed(service)})
 
 
-def _worker() -> Schema:
+def _drainer(own: Schema) -> Schema:
+    """Pods that take work from queues."""
+    startup = {"type": "integer", "minimum": 30}
+    return _closed(_pods() | {"enabled": _BOOL, "startupSeconds": startup} | own)
+
+
+def _reference() -> Schema:
     own = {
-        "enabled": _BOOL,
         "gpu": _closed({"count": _COUNT, "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[a-zA-Z0-9._-]+$"}}),
-        "startupSeconds": {"type": "integer", "minimum": 30},
         "sharedMemory": _QUANTITY,
         "scratch": _QUANTITY,
+        "cacheClaim": _NAME,
         "runtimeClassName": _NAME,
     }
-    return _closed(_pods() | own)
+    one = _drainer(own)
+    del one["properties"]["enabled"]
+    return _drainer(own | {"perModel": {"type": "object", "additionalProperties": one}})
 
 
 def _settings() -> tuple[Schema, Schema]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import helm_python as helm
 import kubernetes_validate
 import pytest
 
 from policies.settings import parse_settings
 from tests.helm import schema
-from tests.helm.rendered import MOE, VARIANTS, Release, Values, container
+from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
 
 
 @pytest.fixture(params=VARIANTS)
@@ -45,6 +43,7 @@ def test_every_pod_is_locked_down(release: Release) -> None:
 
 
 def test_selectors_match_their_own_pods_only(release: Release) -> None:
+    """One set of pods each; a network policy may be for all pods of a component."""
     labels = {
         item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"]
         for item in release.objects
@@ -55,8 +54,11 @@ def test_selectors_match_their_own_pods_only(release: Release) -> None:
         if not selector:
             continue
         wanted = selector.get("matchLabels", selector)
-        hits = [name for name, own in labels.items() if wanted.items() <= own.items()]
-        assert len(hits) == 1, item["metadata"]["name"]
+        hits = [own for own in labels.values() if wanted.items() <= own.items()]
+        if item["kind"] == "NetworkPolicy":
+            assert len({own["app.kubernetes.io/component"] for own in hits}) <= 1, item["metadata"]["name"]
+        else:
+            assert len(hits) == 1, item["metadata"]["name"]
 
 
 def test_names_are_unique(release: Release) -> None:
@@ -84,34 +86,6 @@ def test_drain_comes_from_one_value(chart: helm.Chart, drain: int, stop: int) ->
     pod = Release(chart, {"proxy": {"drainSeconds": drain}}).pods()["countersign-proxy"]
     assert container(pod)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(stop)]
     assert pod["terminationGracePeriodSeconds"] == stop + drain
-
-
-def test_worker_waits_for_weights_and_finishes_its_job(chart: helm.Chart) -> None:
-    release = Release(chart, VARIANTS["gpu"])
-    pod = release.pods()["countersign-worker"]
-    worker = container(pod)
-    assert worker["command"] == ["countersign", "worker"]
-    assert pod["terminationGracePeriodSeconds"] == 120 + 30
-    probe = worker["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
-    compile(probe["exec"]["command"][-1], "probe", "exec")
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert pod["runtimeClassName"] == "nvidia"
-    assert pod["nodeSelector"] == {"gpu": "h200"}
-    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
-    mounts = {mount["mountPath"]: mount for mount in worker["volumeMounts"]}
-    assert {"/dev/shm", "/models", "/etc/countersign", "/tmp"} <= mounts.keys()
-    assert {mount["name"] for mount in mounts.values()} == volumes.keys()
-    rolling = release.of("Deployment", "-worker")["spec"]["strategy"]["rollingUpdate"]
-    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
-
-
-def test_worker_without_gpu_asks_for_none(chart: helm.Chart) -> None:
-    worker = container(Release(chart, {}).pods()["countersign-worker"])
-    assert "nvidia.com/gpu" not in json.dumps(worker)
 
 
 def test_settings_reach_the_program(chart: helm.Chart) -> None:
@@ -149,7 +123,7 @@ def test_new_settings_restart_the_pods(chart: helm.Chart) -> None:
 
 def test_secrets_come_by_reference_only(chart: helm.Chart) -> None:
     release = Release(chart, VARIANTS["external-redis"] | {"existingSecret": "shared"})
-    for part in ("proxy", "worker"):
+    for part in ("proxy", "worker", "webhooks"):
         spec = container(release.pods()[f"countersign-{part}"])
         assert spec["envFrom"] == [{"secretRef": {"name": "shared"}}, {"secretRef": {"name": f"for-{part}"}}]
         env = {variable["name"]: variable for variable in spec["env"]}
@@ -184,32 +158,49 @@ def test_network_policies(chart: helm.Chart) -> None:
     proxy = release.of("NetworkPolicy", "-proxy")["spec"]
     assert proxy["ingress"] == [{"ports": [{"port": 8700}], "from": [{"podSelector": {}}]}]
     assert proxy["egress"][-1]["to"][0]["ipBlock"]["except"] == ["169.254.0.0/16"]
-    worker = release.of("NetworkPolicy", "-worker")["spec"]
-    assert "ingress" not in worker
-    assert [sorted(port["port"] for port in rule["ports"]) for rule in worker["egress"]] == [[53, 53], [6379]]
-    valkey = Release(chart, {}).of("NetworkPolicy", "-valkey")["spec"]
-    sources = [
-        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in valkey["ingress"][0]["from"]
-    ]
-    assert sources == ["proxy", "worker"]
+    for part in ("worker", "reference"):
+        spec = release.of("NetworkPolicy", f"-{part}")["spec"]
+        assert "ingress" not in spec
+        assert "Ingress" in spec["policyTypes"]
+        assert [sorted(port["port"] for port in rule["ports"]) for rule in spec["egress"]] == [[53, 53], [6379, 26379]]
+    receivers = release.of("NetworkPolicy", "-webhooks")["spec"]["egress"][-1]["to"][0]["ipBlock"]
+    assert {"10.0.0.0/8", "169.254.0.0/16"} <= set(receivers["except"])
+
+
+def test_only_what_uses_it_reaches_the_bundled_valkey(chart: helm.Chart) -> None:
+    release = Release(chart, {"settings": MOE})
+    (rule,) = release.of("NetworkPolicy", "-valkey")["spec"]["ingress"]
+    allowed = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]}
+    users = {
+        item["metadata"]["labels"]["app.kubernetes.io/component"]
+        for item in release.objects
+        if item["kind"] == "Deployment"
+    }
+    assert allowed == users == {"proxy", "worker", "reference", "webhooks"}
 
 
 def test_images(chart: helm.Chart) -> None:
     pods = Release(chart, VARIANTS["persistent"]).pods()
     assert container(pods["countersign-proxy"])["image"] == "countersign/proxy@sha256:" + "a" * 64
-    assert container(pods["countersign-worker"])["image"] == "countersign/verifier:0.1.0"
+    assert container(pods["countersign-worker"])["image"] == "countersign/proxy@sha256:" + "a" * 64
+    engine = Release(chart, VARIANTS["gpu"]).pods()["countersign-reference-moe"]
+    assert container(engine)["image"] == "countersign/verifier:0.1.0"
 
 
 def test_notes_warn_of_what_is_missing(chart: helm.Chart) -> None:
     bare = Release(chart, {}).notes
     assert "COUNTERSIGN_KEYS" in bare
     assert "trials" in bare
-    complete = Release(chart, VARIANTS["external-redis"] | {"settings": {"backends": MOE["backends"]}}).notes
-    assert "COUNTERSIGN_KEYS" not in complete
-    assert "trials" not in complete
-    assert "nobody" not in complete
+    assert "none is replayed" in bare
+    complete = Release(chart, VARIANTS["external-redis"] | {"settings": MOE, "existingSecret": "shared"}).notes
+    for word in ("COUNTERSIGN_KEYS", "trials", "nobody", "none is replayed", "is false"):
+        assert word not in complete
+    assert "rollout status deployment/countersign-reference-moe" in complete
+    for part in ("worker", "reference", "webhooks"):
+        values = {"settings": MOE, part: {"enabled": False}}
+        assert f"{part}.enabled is false" in Release(chart, values).notes
 
 
 def test_long_release_names_fit(chart: helm.Chart) -> None:
-    for item in Release(chart, {}, name="a" * 53).objects:
+    for item in Release(chart, {"settings": OTHER}, name="a" * 53).objects:
         assert len(item["metadata"]["name"]) <= 63

