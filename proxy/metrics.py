@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined,import-not-found,unused-ignore]
@@ -32,7 +32,8 @@ class Metrics:
     inline_wait              seconds a client waited for its inline verdict
     first_token, duration    seconds until the first byte and the last, under OpenTelemetry's GenAI names
 
-    What is thought of backends (`watch`) is on a page of its own: whoever knows its audit rate knows when to cheat.
+    What is thought of backends (`watch`) is on a page of its own, as is what waits for a verdict (`waits`), which is
+    mostly audits: whoever knows its audit rate knows when to cheat.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,9 @@ class Metrics:
         self.in_flight = meter.create_up_down_counter("countersign.in_flight", "1", "Requests being served")
         self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
         self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
+        private = self._providers[1].get_meter("countersign")
+        self._backlog = private.create_gauge("countersign.backlog", "1", "Generations that wait for their verdict")
+        self._held = private.create_gauge("countersign.backlog.size", "By", "Bytes of Redis that wait for verdicts")
         self.retried = meter.create_counter("countersign.retried", "1", "Rejected answers asked for again elsewhere")
         self.overhead = meter.create_histogram(
             "countersign.overhead.duration",
@@ -68,6 +72,13 @@ class Metrics:
             "Time to the last byte of the answer",
             explicit_bucket_boundaries_advisory=_DURATION,
         )
+
+    def waits(self, generations: Mapping[str, int], held: Mapping[str, int]) -> None:
+        """How many generations of which backend wait for their verdict, and how many bytes of Redis with them, as it
+        was when an answer was last recorded here."""
+        for gauge, counts in ((self._backlog, generations), (self._held, held)):
+            for backend, count in counts.items():
+                gauge.set(count, {"backend": backend})
 
     def watch(self, backends: Sequence[Backend]) -> None:
         """Show the standing of these backends, as it is whenever somebody looks."""

@@ -30,15 +30,13 @@ from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OPEN,
     PREFIX,
-    STORE_VERDICT,
     VERIFY_JOB,
     VERIFY_QUEUE,
     evidence_key,
-    note_waiting,
-    store_verdict_args,
-    store_verdict_keys,
+    waiting_bytes_key,
     waiting_key,
 )
+from verifier_pool.scripts import STORE_VERDICT, note_waiting, store_verdict_args, store_verdict_keys
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +169,10 @@ class Recorder:
             self._decide(generation, NO_ANSWER)
             return
         rules = self._settings.verification
-        if not self._admits(generation.backend):
-            self._count(generation, BACKLOG)
-            self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in choices))
-            return
         packed = codec.pack(choices)
+        if not self._admits(generation.backend, len(packed)):
+            self._shed(generation, choices)
+            return
         # One transaction, in which rq has to come first: it opens it itself.
         pipeline = self._redis.pipeline()
         options = fair.options(
@@ -190,22 +187,33 @@ class Recorder:
         pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
         now = time.time()
         pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
-        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl)
+        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, len(packed))
         pipeline.execute()
 
-    def _admits(self, backend: str) -> bool:
-        """Whether the workers keep up with this backend, or chance is on this generation's side."""
+    def _admits(self, backend: str, size: int) -> bool:
+        """Whether the workers keep up with this backend, or chance is on this generation's side: by what waits in
+        number, and in bytes with these `size` ones."""
         rules = self._settings.verification
         since = time.time() - rules.evidence_ttl
-        names = {item.name for item in self._settings.backends} | {backend}
+        names = sorted({item.name for item in self._settings.backends} | {backend})
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.zcount(waiting_key(name), since, "+inf")
-        counts = pipeline.execute()
-        total = self._jobs.count
-        waiting = dict(zip(names, counts, strict=True))
+        for name in names:
+            pipeline.get(waiting_bytes_key(name))
+        found = [int(each or 0) for each in pipeline.execute()]
+        waiting, held = (dict(zip(names, part, strict=True)) for part in (found[: len(names)], found[len(names) :]))
+        self._metrics.waits(waiting, held)
         crowd = sum(name == backend or count > 0 for name, count in waiting.items())
-        return audit.admits(waiting[backend], total, crowd, rules.max_backlog, self._chance.random())
+        return audit.admits(
+            waiting[backend], sum(waiting.values()), crowd, rules.max_backlog, self._chance.random()
+        ) and audit.admits(
+            held[backend] + size, sum(held.values()) + size, crowd, rules.max_backlog_bytes, self._chance.random()
+        )
+
+    def _shed(self, generation: Generation, choices: Sequence[Evidence]) -> None:
+        self._count(generation, BACKLOG)
+        self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in choices))
 
     def _count(self, generation: Generation, reason: str) -> None:
         self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})

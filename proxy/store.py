@@ -26,13 +26,13 @@ from proxy.tasks import end
 from verifier_pool.queue import (
     OPEN,
     STANDINGS,
-    STORE_STANDING,
     VERDICTS,
     intent_key,
     standing_key,
     units_key,
     verdict_key,
 )
+from verifier_pool.scripts import STORE_STANDING
 
 PATIENCE = 1.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only

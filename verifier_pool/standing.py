@@ -1,7 +1,7 @@
 """Records of standing in Redis: units folded into them, overrides, events. Any number of processes may do it at once.
 
 A fold reads a backend's records and the first of its units at one moment, computes, and writes everything back in one
-step (`queue.STORE_STANDING`) that does nothing when somebody wrote in between; then it is made again. So a unit is
+step (`scripts.STORE_STANDING`) that does nothing when somebody wrote in between; then it is made again. So a unit is
 counted once, or is still in the list, whatever dies when.
 """
 
@@ -28,16 +28,15 @@ from verifier_pool import declarations
 from verifier_pool.queue import (
     KINDS,
     STANDINGS,
-    STORE_STANDING,
     UNFOLDED,
     declaration_key,
     seen_key,
     standing_field,
     standing_key,
-    store_standing,
     units_key,
     waiting_key,
 )
+from verifier_pool.scripts import STORE_STANDING, store_standing
 
 logger = logging.getLogger(__name__)
 

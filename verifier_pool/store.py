@@ -17,15 +17,13 @@ from verifier_pool.queue import (
     EVENT,
     OPEN,
     OUTBOX,
-    STORE_VERDICT,
     audited_key,
     event_key,
     evidence_key,
     intent_key,
-    store_verdict_args,
-    store_verdict_keys,
     verdict_key,
 )
+from verifier_pool.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
 
 
 class Store:

@@ -12,7 +12,8 @@ from rq.serializers import JSONSerializer
 
 from policies.settings import VerificationSettings
 from policies.verification import unverified
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, note_waiting, verify_options
+from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, verify_options
+from verifier_pool.scripts import note_waiting
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified
 

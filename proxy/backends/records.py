@@ -18,7 +18,7 @@ from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
 from proxy.backends.pool import Backend
 from proxy.store import Store
-from verifier_pool.queue import store_standing
+from verifier_pool.scripts import store_standing
 
 _TRIES = 20
 _PATIENCE = 3.0

@@ -27,10 +27,10 @@ from verifier_pool.queue import (
     VERIFY_QUEUE,
     evidence_key,
     intent_key,
-    note_waiting,
     verify_options,
 )
 from verifier_pool.reference.base import Reference
+from verifier_pool.scripts import note_waiting
 from verifier_pool.store import Store
 
 DECLARATION = {"model": "toy", "runtime": "", "precision": "", "engine": "", "speculative": ""}
