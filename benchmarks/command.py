@@ -14,6 +14,7 @@ BENCHES: dict[str, tuple[str, str]] = {
         "whom standing accuses: honest backends and such as turn bad, simulated",
     ),
     "chaos": ("benchmarks.chaos.command", "whether anything is lost when everything is killed at random"),
+    "cost": ("benchmarks.cost.command", "what a replay costs beside the answer it checks, alone and in the pool"),
     "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
 }
 

@@ -1,0 +1,166 @@
+"""The report's part on the whole pool."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from benchmarks.cost.at_load import rate
+from benchmarks.cost.markdown import figure, milliseconds, table
+from benchmarks.cost.plan import FLAT, IDS, PREFILL
+from benchmarks.cost.pool import CAPACITY, LATENCY, QUEUEING
+from benchmarks.cost.rows import Row
+from benchmarks.cost.stack import ROLES
+from benchmarks.cost.summary import Grid, Times
+
+LABELS = {
+    "verify": "CPU workers (checks, judge)",
+    "replay": "replay process",
+    "engine": "engine's own process",
+    "store": "Valkey",
+    "feeder": "recorder (in the proxy)",
+}
+
+
+def pool_text(rows: Sequence[Row], load: Sequence[Row], cells: Grid) -> str:
+    """The section."""
+    parts = [
+        "## Through the whole pool\n\nGenerations are fed by the proxy's recorder into a real Valkey; CPU workers, one "
+        "replay process with this engine, judge, verdicts. Every generation is audited. Share 0: replays of form "
+        "`ids`; share 0.25: a secret quarter of form `full`, the default."
+    ]
+    capacity = _longest(row for row in rows if row["phase"] == CAPACITY)
+    if capacity:
+        parts.append(_capacity(capacity, load))
+        parts.append(_cpu(capacity))
+    if queueing := [row for row in rows if row["phase"] == QUEUEING]:
+        parts.append(_queueing(queueing))
+    if latency := [row for row in rows if row["phase"] == LATENCY and not row["error"]]:
+        parts.append(_latency(latency, cells))
+    return "\n\n".join(parts)
+
+
+def _longest(rows: Iterable[Row]) -> list[Row]:
+    """The longest run of each load and share; shorter ones were warm-ups."""
+    best: dict[tuple[str, float], Row] = {}
+    for row in rows:
+        key = row["load"], row["share"]
+        if key not in best or row["generations"] > best[key]["generations"]:
+            best[key] = row
+    return list(best.values())
+
+
+def _capacity(rows: Sequence[Row], load: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        floor = rate(load, row["load"], PREFILL)
+        speed, steady = row["tokens_per_s"], row["steady_tokens_per_s"]
+        gpu = row["gpu_percent"]
+        lines.append(
+            [
+                str(row["load"]),
+                f"{row['share']:g}",
+                f"{row['decided']} of {row['generations']}",
+                figure(row["seconds"]),
+                figure(row["per_s"]),
+                figure(speed, 0),
+                f"{speed / floor:.1%}" if floor and speed else "",
+                f"{steady / floor:.1%}" if floor and steady else "",
+                "" if gpu is None else f"{gpu:.0f} %",
+                ", ".join(f"{name} {count}" for name, count in row["verdicts"].items()),
+            ]
+        )
+    head = ["load", "share", "verified", "s", "jobs/s", "tokens/s", "of the floor", "steady", "GPU busy", "verdicts"]
+    return (
+        "### As fast as it goes\n\nAll generations queued at once, from the first response's end to the last verdict. "
+        "Of the floor = tokens per second ÷ `prefill` at the same load in the engine alone; steady leaves out the "
+        "first and last tenth of the verdicts. GPU busy is the driver's figure.\n\n" + table(head, lines)
+    )
+
+
+def _cpu(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        if not row["decided"]:
+            continue
+        for role in ROLES:
+            used = row["cpu_s"][role]
+            lines.append(
+                [
+                    str(row["load"]),
+                    f"{row['share']:g}",
+                    LABELS[role],
+                    milliseconds(used / row["decided"]),
+                    figure(1e6 * used / row["tokens"]),
+                ]
+            )
+        ours = sum(row["cpu_s"][role] for role in ROLES if role != "engine")
+        lines.append(
+            [
+                str(row["load"]),
+                f"{row['share']:g}",
+                "**all but the engine's own**",
+                f"**{milliseconds(ours / row['decided'])}**",
+                f"**{figure(1e6 * ours / row['tokens'])}**",
+            ]
+        )
+    return (
+        "### CPU per verified generation, one core\n\nUser and system time of each process over the phase above. The "
+        "engine's own process polls, so its time says little.\n\n"
+        + table(["load", "share", "process", "ms per generation", "µs per token"], lines)
+    )
+
+
+def _queueing(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["load"], row["level"])):
+        for what, name in (("waited_s", "in queues"), ("latency_s", "to the verdict")):
+            found = row[what] or {}
+            lines.append(
+                [
+                    str(row["load"]),
+                    f"{row['level']:.0%}",
+                    figure(row["rate"]),
+                    name,
+                    *(milliseconds(found.get(each)) for each in ("p50", "p90", "p95", "p99", "max")),
+                    "" if row["gpu_percent"] is None else f"{row['gpu_percent']:.0f} %",
+                    f"{found.get('n', 0):.0f}",
+                ]
+            )
+    head = ["load", "of capacity", "arrivals/s", "delay", "p50 ms", "p90", "p95", "p99", "max", "GPU busy", "n"]
+    return (
+        "### Delay below capacity\n\nPoisson arrivals whatever the pool does; the first tenth is left out. In queues = "
+        "what a generation's jobs waited together; to the verdict = everything after the response's end.\n\n"
+        + table(head, lines)
+    )
+
+
+def _latency(rows: Sequence[Row], cells: Grid) -> str:
+    by_cell: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        by_cell[row["input_len"], row["output_len"]].append(row)
+    lines = []
+    for cell, each in sorted(by_cell.items()):
+        whole = float(np.median([row["end_to_end_s"] for row in each]))
+        jobs = [row["replay_job_s"] for row in each if row["replay_job_s"] is not None]
+        times = cells.get(cell, {})
+        ids, flat = times.get(IDS, Times()).median, times.get(FLAT, Times()).median
+        lines.append(
+            [
+                f"{cell[0]} / {cell[1]}",
+                milliseconds(whole),
+                milliseconds(float(np.median(jobs))) if jobs else "",
+                milliseconds(ids),
+                milliseconds(flat),
+                milliseconds(None if ids is None else whole - ids),
+                str(len(each)),
+            ]
+        )
+    head = ["in / out", "end to end ms", "replay job", "`ids` in the engine", "`flat` in the engine", "the rest", "n"]
+    return (
+        "### One at a time, end to end\n\nFrom the response's end to the verdict's announcement, form `ids`, nothing "
+        "else in the pool; beside it the time the reference is occupied. The rest = packing, Valkey, queues, CPU "
+        "checks, judge.\n\n" + table(head, lines)
+    )

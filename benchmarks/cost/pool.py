@@ -1,0 +1,171 @@
+"""The whole pool under load: queue to verdict, one at a time, as fast as it goes, and at shares of that."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cost.feeding import Fed, Feeder, words
+from benchmarks.cost.progress import Bar, Clock
+from benchmarks.cost.rows import Row, Rows
+from benchmarks.cost.stack import ROLES, Pool
+from benchmarks.cost.usage import Gpu
+from policies.evidence import Evidence
+
+LATENCY, CAPACITY, QUEUEING = "latency", "capacity", "queueing"
+LEVELS = (0.5, 0.8, 0.95)
+"""Shares of the measured capacity at which queue delays are measured."""
+PATIENCE = 60.0
+"""Seconds without any verdict after which the rest counts as missing."""
+FIRST_PART = 0.1
+"""Share of an open-loop phase whose arrivals are left out of its percentiles: the queue is still filling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Answers to feed: one load's, or one cell's, again and again."""
+
+    name: str
+    answers: tuple[Evidence, ...]
+
+    @property
+    def tokens_each(self) -> float:
+        """Mean tokens of prompt and answer."""
+        return float(np.mean([len(each.prompt_ids) + len(each.output_ids) for each in self.answers]))
+
+    def __getitem__(self, number: int) -> Evidence:
+        return self.answers[number % len(self.answers)]
+
+
+@dataclass
+class Phases:
+    """Runs the phases of a started pool; every phase is one row, or, at one at a time, every generation is.
+
+    Args:
+        seconds: how long a phase should take.
+        share: of the audits, whose replay also takes the reference's own top 20 (`audit.full`).
+    """
+
+    pool: Pool
+    feeder: Feeder
+    gpu: Gpu
+    rows: Rows
+    clock: Clock
+    bar: Bar
+    seconds: float
+    share: float
+    seed: int
+    known: set[tuple[Any, ...]] = field(default_factory=set)
+
+    async def latency(self, cells: Sequence[tuple[tuple[int, int], Evidence]], repeats: int) -> None:
+        """One generation at a time, from the end of its response to its verdict."""
+        for place, (cell, evidence) in enumerate(cells):
+            self.bar.show(f"latency {cell[0]}/{cell[1]}", place, len(cells), None)
+            for number in range(repeats):
+                if (LATENCY, *cell, number) in self.known or not self.clock.fits(LATENCY, 1):
+                    continue
+                began = time.monotonic()
+                fed = await self.feeder.feed(evidence)
+                await self.feeder.settle(PATIENCE)
+                self.clock.learn(LATENCY, 1, time.monotonic() - began)
+                self.rows.append(
+                    {
+                        "phase": LATENCY,
+                        "input_len": cell[0],
+                        "output_len": cell[1],
+                        "iter": number,
+                        "share": self.share,
+                        "end_to_end_s": fed.latency,
+                        "replay_job_s": fed.replayed,
+                        "waited_s": fed.waited,
+                        "verdict": fed.verdict,
+                        "error": "" if fed.decided is not None else "no verdict",
+                    }
+                )
+
+    async def capacity(self, supply: Supply, count: int) -> Row:
+        """All of `count` generations at once, until the last verdict."""
+        self.bar.show(f"capacity {supply.name}", 0, count, None)
+        before, began = self.pool.cpu(), time.monotonic()
+        fed = [await self.feeder.feed(supply[number]) for number in range(count)]
+        await self.feeder.settle(PATIENCE)
+        row = self._row(CAPACITY, supply, fed, before, began)
+        row["offered_s"] = fed[-1].sent - fed[0].sent
+        self.rows.append(row)
+        return row
+
+    async def queueing(self, supply: Supply, capacity: float, level: float) -> Row:
+        """Poisson arrivals at a share of the capacity (generations a second), whatever the pool does."""
+        import asyncio
+
+        rng = np.random.default_rng([self.seed, round(1000 * level)])
+        expected = max(capacity * level * self.seconds, 8)
+        arrivals = np.cumsum(rng.exponential(1 / (capacity * level), math.ceil(expected)))
+        self.bar.show(f"{level:.0%} load {supply.name}", 0, len(arrivals), None)
+        before, began = self.pool.cpu(), time.monotonic()
+        fed: list[Fed] = []
+        late = 0.0
+        for number, at in enumerate(arrivals):
+            wait = began + at - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            late = max(late, -wait)
+            fed.append(await self.feeder.feed(supply[number]))
+        await self.feeder.settle(PATIENCE)
+        row = self._row(QUEUEING, supply, fed, before, began)
+        row |= {"level": level, "rate": capacity * level, "late_s": late}
+        self.rows.append(row)
+        return row
+
+    def _row(self, phase: str, supply: Supply, fed: Sequence[Fed], before: dict[str, float], began: float) -> Row:
+        decided = sorted(one.decided for one in fed if one.decided is not None)
+        ended = began + (decided[-1] - fed[0].sent if decided else 0.0)
+        after = self.pool.cpu()
+        seconds = ended - began
+        tokens = sum(one.tokens for one in fed if one.decided is not None)
+        counted = fed[int(len(fed) * FIRST_PART) :] if phase == QUEUEING else fed
+        return {
+            "phase": phase,
+            "load": supply.name,
+            "share": self.share,
+            "generations": len(fed),
+            "decided": len(decided),
+            "tokens": tokens,
+            "seconds": seconds,
+            "per_s": len(decided) / seconds if seconds else None,
+            "tokens_per_s": tokens / seconds if seconds else None,
+            "steady_tokens_per_s": _steady(fed),
+            "verdicts": words(fed),
+            "latency_s": _quantiles([one.latency for one in counted]),
+            "waited_s": _quantiles([one.waited for one in counted]),
+            "replay_job_s": _quantiles([one.replayed for one in counted]),
+            "stage_waited_s": {
+                stage: _quantiles([times[1] - times[0] for one in counted if (times := one.stages.get(stage))])
+                for stage in ("first", "replay", "judge")
+            },
+            "cpu_s": {role: after[role] - before[role] for role in ROLES},
+            "gpu_percent": self.gpu.mean(began + 0.1 * seconds, began + 0.9 * seconds),
+            "error": "" if len(decided) == len(fed) else f"{len(fed) - len(decided)} without a verdict",
+        }
+
+
+def _steady(fed: Sequence[Fed]) -> float | None:
+    """Tokens a second between the first and the last tenth of the verdicts: without filling up and running dry."""
+    done = sorted((one.decided, one.tokens) for one in fed if one.decided is not None)
+    low, high = len(done) // 10, len(done) - 1 - len(done) // 10
+    if high <= low or done[high][0] <= done[low][0]:
+        return None
+    return sum(tokens for _, tokens in done[low + 1 : high + 1]) / (done[high][0] - done[low][0])
+
+
+def _quantiles(values: Sequence[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    names = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    return {"n": float(len(known))} | {name: float(np.quantile(known, q)) for name, q in names.items()}

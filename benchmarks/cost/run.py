@@ -1,0 +1,302 @@
+"""From options to rows: starts the engine for grid and loads, then the pool."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cost import shape
+from benchmarks.cost.arms import BACKEND, MODEL, Arms
+from benchmarks.cost.claims import FILE, Claims, grid_name, load_name
+from benchmarks.cost.feeding import Feeder
+from benchmarks.cost.grid import run_grid
+from benchmarks.cost.load import Loads, load_turns
+from benchmarks.cost.metadata import Metadata
+from benchmarks.cost.plan import IDS, WORKER, Load, left, plan
+from benchmarks.cost.pool import CAPACITY, LATENCY, LEVELS, QUEUEING, Phases, Supply
+from benchmarks.cost.progress import Bar, Clock
+from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, done, read
+from benchmarks.cost.stack import Pool
+from benchmarks.cost.usage import Gpu
+from policies import distance, margin
+from policies.errors import CountersignError, ProfileError
+from policies.profile import ProfileKey, fit
+from policies.settings import ReferenceSettings
+
+PROFILE = "profile.json"
+PRECISION = "bf16"
+SHARES = (0.0, 0.25)
+"""Shares of audits whose replay takes the reference's own top 20 too: none, and the default."""
+
+
+def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> bool:
+    """Run what has no row yet; whether everything is measured now.
+
+    Raises:
+        CountersignError: the folder holds rows of another model or engine, or something does not start.
+    """
+    folder: Path = options.output_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    if not options.resume:
+        for name in (GRID, LOAD, POOL, FILE, PROFILE, "metadata.json"):
+            (folder / name).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        if options.model.startswith(shape.PREFIX):
+            options.load_format = "dummy"
+            path = stack.enter_context(tempfile.TemporaryDirectory(prefix="cs-shape-"))
+            name = options.model.removeprefix(shape.PREFIX)
+            if name not in shape.SHAPES:
+                raise CountersignError(f"--model {options.model}: no such shape; there are {', '.join(shape.SHAPES)}")
+            model = str(shape.make(Path(path) / name, name))
+        else:
+            model = options.model
+        settings = reference_settings(options, model)
+        metadata = Metadata(folder / "metadata.json", options, settings, began)
+        clock, bar = Clock(options.time_limit), Bar()
+        complete = _engine_part(options, arms, settings, metadata, clock, bar)
+        if options.pool and clock.fits("pool", 0):
+            complete = asyncio.run(_pool_part(options, settings, metadata, clock, bar)) and complete
+        metadata.end(clock.elapsed)
+    return complete
+
+
+def reference_settings(options: argparse.Namespace, model: str) -> ReferenceSettings:
+    """The one engine of all arms, as `countersign.yaml` would have it."""
+    longest = max(options.input_lengths) + max(options.output_lengths)
+    longest = max([longest, *(sum(each) for load in options.load for each in load.requests)])
+    engine: dict[str, Any] = {
+        "dtype": options.dtype,
+        "load_format": options.load_format,
+        "max_model_len": options.max_model_len or longest + 1,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "trust_remote_code": options.trust_remote_code,
+        # Nothing may be reused from an earlier run of the same cell.
+        "enable_prefix_caching": False,
+    }
+    for name in ("quantization", "gpu_memory_utilization", "max_logprobs"):
+        if (value := getattr(options, name)) is not None:
+            engine[name] = value
+    return ReferenceSettings(kind="vllm_engine", path=model, engine=engine | options.engine, timeout=600)
+
+
+def _engine_part(
+    options: argparse.Namespace,
+    arms: Sequence[str],
+    settings: ReferenceSettings,
+    metadata: Metadata,
+    clock: Clock,
+    bar: Bar,
+) -> bool:
+    folder: Path = options.output_dir
+    rows, load_rows, claims = Rows(folder / GRID), Rows(folder / LOAD), Claims(folder / FILE)
+    tasks = plan(
+        options.input_lengths,
+        options.output_lengths,
+        arms,
+        repeats=options.repeats,
+        seed=options.seed,
+        max_total_tokens=options.max_total_tokens,
+    )
+    todo = left(tasks, done(rows))
+    measured = {(row["load"], row["arm"], row["iter"]) for row in load_rows if not row["error"]}
+    waiting = any(
+        (load.name, *turn) not in measured
+        for load in options.load
+        for turn in load_turns(options.load_arms, options.load_repeats)
+    )
+    if not todo and not waiting:
+        return True
+    bar.say(f"starting the engine; {len(todo)} of {len(tasks)} runs of the grid to go")
+    with Arms(settings, top_k=options.top_k, runtime=options.runtime, precision=PRECISION) as engine:
+        metadata.engine(engine.name, engine.scores_ids, clock.elapsed)
+        bar.say(f"{engine.name} is ready after {clock.elapsed:.0f} s")
+        runner = Loads(
+            engine,
+            load_rows,
+            claims,
+            clock,
+            bar,
+            top_k=options.top_k,
+            seed=options.seed,
+            worker=WORKER in options.load_arms,
+        )
+        # Loads first: they are short, and the pool needs them even when the time is too short for the grid.
+        complete = runner.run(options.load, options.load_arms, options.load_repeats)
+        if runner.replays:
+            _fit(folder / PROFILE, runner.replays, engine.name, options)
+        return (
+            run_grid(
+                engine,
+                todo,
+                rows,
+                claims,
+                clock,
+                bar,
+                warmup=options.warmup,
+                seed=options.seed,
+                top_k=options.top_k,
+                worker=WORKER in arms,
+            )
+            and complete
+        )
+
+
+def _fit(path: Path, replays: Sequence[Any], reference: str, options: argparse.Namespace) -> None:
+    """A profile of this very engine, so that `distance` and `margin` have their whole work to do in the pool."""
+    measured = [
+        row
+        for evidence, replay in replays
+        for row in (*distance.calibration_rows(evidence, replay), *margin.calibration_rows(evidence, replay))
+    ]
+    key = ProfileKey(MODEL, options.runtime, PRECISION, reference, top_k=options.top_k)
+    with contextlib.suppress(ProfileError):
+        path.write_text(fit(measured, key, made={"by": "bench cost"}).to_json())
+
+
+async def _pool_part(
+    options: argparse.Namespace, settings: ReferenceSettings, metadata: Metadata, clock: Clock, bar: Bar
+) -> bool:
+    folder: Path = options.output_dir
+    claims, rows = Claims(folder / FILE), Rows(folder / POOL)
+    supplies = [Supply(load.name, answers) for load in _loads(options, folder) if (answers := _answers(claims, load))]
+    cells = sorted(
+        (cell, claims[grid_name(cell)])
+        for cell in {(row["input_len"], row["output_len"]) for row in read(folder / GRID)}
+        if grid_name(cell) in claims and cell[1] <= max(options.output_lengths)
+    )
+    if not supplies:
+        raise CountersignError("--pool feeds what --load's workers answered: run --load first")
+    bar.say("starting the pool")
+    tree = pool_settings(options, settings, folder / PROFILE)
+    complete = True
+    with Pool(tree, workers=options.pool_workers) as pool, Gpu() as gpu:
+        metadata.pool(options.pool_workers, clock.elapsed)
+        bar.say(f"the pool is ready after {clock.elapsed:.0f} s")
+        for share in SHARES:
+            if share:
+                pool.reconfigure({"audit": tree["audit"] | {"full": share}})
+            async with Feeder(pool) as feeder:
+                phases = Phases(
+                    pool, feeder, gpu, rows, clock, bar, options.pool_seconds, share, options.seed, _known(rows)
+                )
+                complete = await _phases(options, phases, supplies, cells, folder) and complete
+        pool.check()
+    return complete
+
+
+async def _phases(
+    options: argparse.Namespace, phases: Phases, supplies: Sequence[Supply], cells: Sequence[Any], folder: Path
+) -> bool:
+    """One at a time, then flat out, then at shares of that; with the default share of full replays only flat out."""
+    if not phases.share:
+        await phases.latency(cells, options.pool_repeats)
+    complete = True
+    for place, supply in enumerate(supplies):
+        name = supply.name
+        capacity = _found(phases.rows, CAPACITY, name, phases.share)
+        if capacity is None:
+            if not phases.clock.fits("phase", 1):
+                complete = False
+                continue
+            count = _count(folder, supply, options.pool_seconds)
+            await phases.capacity(supply, min(32, count))  # warm; the longer one below is the one that counts
+            row = await phases.capacity(supply, count)
+            phases.clock.learn("phase", 1, row["seconds"])
+            capacity = row["per_s"]
+        if place or phases.share or not capacity:
+            continue
+        for level in LEVELS:
+            if (QUEUEING, name, phases.share, level) in phases.known:
+                continue
+            if phases.clock.fits("phase", 1):
+                await phases.queueing(supply, capacity, level)
+            else:
+                complete = False
+    return complete
+
+
+def pool_settings(options: argparse.Namespace, settings: ReferenceSettings, profile: Path) -> dict[str, Any]:
+    """`countersign.yaml` of the pool, without its store: one model, one backend, every answer audited.
+
+    Texts are held against ids only where the model is a real one: made-up weights answer with random ids, whose text
+    is nobody's spelling.
+    """
+    real = settings.engine["load_format"] != "dummy"
+    config = json.loads((Path(str(settings.path)) / "config.json").read_text())
+    model: dict[str, Any] = {
+        "vocab_size": config["vocab_size"],
+        "max_model_len": settings.engine["max_model_len"],
+        "reference": settings.model_dump(mode="json", exclude_defaults=True),
+    }
+    if real:
+        model["tokenizer"] = str(settings.path)
+    if profile.exists():
+        model["profile"] = str(profile.absolute())
+    return {
+        "models": {MODEL: model},
+        "backends": [
+            {
+                "name": BACKEND,
+                "url": "http://127.0.0.1:9",
+                "model": MODEL,
+                "runtime": options.runtime,
+                "precision": PRECISION,
+            }
+        ],
+        "audit": {"rate": 1.0, "full": SHARES[0]},
+        # Nothing is shed, so that what is fed is what is verified.
+        "verification": {"max_backlog": 10_000_000, "max_backlog_bytes": 2**36, "lost_after": 7200},
+    }
+
+
+def _loads(options: argparse.Namespace, folder: Path) -> list[Load]:
+    from benchmarks.cost.plan import loads
+
+    given = list(options.load) or loads(" ".join(dict.fromkeys(row["load"] for row in read(folder / LOAD))))
+    # First the one with the most requests of one kind, whose capacity is steadiest.
+    return sorted(given, key=lambda load: (len(set(load.requests)), -len(load.requests)))
+
+
+def _answers(claims: Claims, load: Load) -> tuple[Any, ...]:
+    names = [load_name(load.name, place) for place in range(len(load.requests))]
+    return tuple(claims[name] for name in names if name in claims)
+
+
+def _count(folder: Path, supply: Supply, seconds: float) -> int:
+    """Generations that keep the pool busy for about so long, by what the engine alone did."""
+    speeds = [
+        row["tokens"] / row["seconds"]
+        for row in read(folder / LOAD)
+        if row["load"] == supply.name and row["arm"] == IDS and row["seconds"]
+    ]
+    return max(16, math.ceil(seconds * max(speeds, default=1000.0) / supply.tokens_each))
+
+
+def _known(rows: Rows) -> set[tuple[Any, ...]]:
+    known: set[tuple[Any, ...]] = set()
+    for row in rows:
+        if row["error"]:
+            continue
+        if row["phase"] == LATENCY:
+            known.add((LATENCY, row["input_len"], row["output_len"], row["iter"]))
+        elif row["phase"] == QUEUEING:
+            known.add((QUEUEING, row["load"], row["share"], row["level"]))
+    return known
+
+
+def _found(rows: Rows, phase: str, load: str, share: float) -> float | None:
+    """Generations a second of the longest good run of a phase; None without one."""
+    good = [
+        row
+        for row in rows
+        if row["phase"] == phase and row.get("load") == load and row["share"] == share and not row["error"]
+    ]
+    best = max(good, key=lambda row: row["generations"], default=None)
+    return None if best is None or best["generations"] <= 32 else float(best["per_s"])
