@@ -81,6 +81,7 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     total_seconds: float | None
     reasoning: bytes = b""
     tool_calls: tuple[tuple[bytes, bytes], ...] = ()
+    shown_sha256: bytes = b""
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):

@@ -133,6 +133,7 @@ def _choice(evidence: Evidence) -> PackedChoice:
         text=_bytes(evidence.text),
         reasoning=_bytes(evidence.reasoning),
         tool_calls=tuple((_bytes(name), _bytes(arguments)) for name, arguments in evidence.tool_calls),
+        shown_sha256=_bytes(evidence.shown_sha256),
         finish_reason=None if evidence.finish_reason is None else _bytes(evidence.finish_reason),
         stop_reason=_bytes(stop_reason) if isinstance(stop_reason, str) else _maybe_int(stop_reason),
         usage=None
@@ -180,6 +181,7 @@ def _evidence(choice: PackedChoice) -> Evidence:
         text=_text(choice.text),
         reasoning=_text(choice.reasoning),
         tool_calls=tuple((_text(name), _text(arguments)) for name, arguments in choice.tool_calls),
+        shown_sha256=_text(choice.shown_sha256),
         finish_reason=None if choice.finish_reason is None else _text(choice.finish_reason),
         stop_reason=_text(stop_reason) if isinstance(stop_reason, bytes) else stop_reason,
         usage=None if usage is None else Usage(*msgspec.structs.astuple(usage)),

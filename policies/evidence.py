@@ -111,6 +111,8 @@ class Evidence:
         routed_experts: integers (P+G−1, layers, experts per token) or None.
         text, reasoning, tool_calls: what the client was shown: the content (a refusal counts as content), the
             reasoning a parser took out of it, and name and arguments of each tool call.
+        shown_sha256: SHA-256 (hex) of the body as the client got it, less what is the proxy's own (an inline verdict,
+            keep-alive comments); of what was sent until then where the client left. Empty where nothing was sent.
         faults: short codes of what the backend withheld or broke, such as `no_logprobs`.
         complete: the backend finished the answer (finish reason seen and, in a stream, a terminal frame).
         created, first_token_seconds, total_seconds: Unix seconds; seconds after the request went up.
@@ -137,6 +139,7 @@ class Evidence:
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[tuple[str, str], ...] = ()
+    shown_sha256: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     usage: Usage | None = None

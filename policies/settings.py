@@ -133,12 +133,37 @@ class BackendSettings(Section):
 
 
 class TimeoutSettings(Section):
-    """Seconds. `first_byte` counts from the request going up, `idle` between two reads."""
+    """Seconds. `first_byte` counts from the request going up to the answer's first byte, in a stream to its first
+    event with data (comments are none); `idle` between two reads, `total` over everything."""
 
     connect: float = Field(5.0, gt=0)
     first_byte: float = Field(300.0, gt=0)
     idle: float = Field(120.0, gt=0)
     total: float = Field(3600.0, gt=0)
+
+
+class RelaySettings(Section):
+    """How answers travel.
+
+    Attributes:
+        keepalive: seconds of silence after which the client of a stream gets a comment (`: ping`), so that nothing on
+            its way closes the connection; 0 is never. Once one went out before the answer, an error can only come as
+            the stream's last event.
+        retries: further backends that are asked, as long as nothing was sent, when one breaks off, is silent for too
+            long or answers 408, 429, 500, 502, 503 or 504.
+        passthrough: other paths that are relayed as they come, unverified (`endpoint`); their JSON names the model.
+    """
+
+    keepalive: float = Field(0.0, ge=0, le=300)
+    retries: int = Field(2, ge=0, le=16)
+    passthrough: tuple[Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")], ...] = (
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    )
 
 
 class VerificationSettings(Section):
@@ -238,6 +263,7 @@ class Settings(Section):
     backends: tuple[BackendSettings, ...] = ()
     profile_keys: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")], ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
+    relay: RelaySettings = RelaySettings()
     verification: VerificationSettings = VerificationSettings()
     audit: AuditSettings = AuditSettings()
     standing: StandingSettings = StandingSettings()

@@ -37,6 +37,7 @@ def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -
         routes=[
             Route(PATHS["chat"], RelayEndpoint("chat"), methods=["POST"]),
             Route(PATHS["completions"], RelayEndpoint("completions"), methods=["POST"]),
+            *(Route(path, RelayEndpoint(path), methods=["POST"]) for path in settings.relay.passthrough),
         ],
     )
     app.include_router(routes.router)

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.evidence import Endpoint
-
 STORE_UNAVAILABLE = "store_unavailable"
 BACKLOG = "backlog"
 NO_ANSWER = "no_answer"
 CLIENT_ERROR = "client_error"
 """The backend refused the request with a status 4xx, and nothing was served."""
+ENDPOINT = "endpoint"
+"""The request went to an endpoint whose answers carry no evidence."""
 CLIENT_LEFT = "client_left"
 INTERNAL_ERROR = "internal_error"
 
@@ -23,12 +23,13 @@ class Generation:
 
     `recorded` turns false when the intent could not be written; such a response stays unverified. `declaration` is what
     its backend is declared to run (`policies.unit.declaration_of`). `operator` marks the operator's own traffic.
-    Times are Unix seconds.
+    `endpoint` is `chat`, `completions`, or the path of another one, which is relayed unverified. Times are Unix
+    seconds.
     """
 
     id: str
     owner: str
-    endpoint: Endpoint
+    endpoint: str
     model: str
     mode: str
     stream: bool
@@ -37,6 +38,11 @@ class Generation:
     operator: bool = False
     created: float = field(default_factory=time.time)
     recorded: bool = True
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether its answers carry evidence."""
+        return not self.endpoint.startswith("/")
 
     def again(self, id: str) -> Generation:
         """Another generation for the same request."""

@@ -54,7 +54,7 @@ class Clock:
 
     @property
     def first_token(self) -> float | None:
-        """Seconds from going up to the first byte of the body."""
+        """Seconds from going up to what began the answer: its first byte, or the first event with data."""
         return None if self._first is None or self._up is None else self._first - self._up
 
     @property
@@ -82,9 +82,12 @@ class Clock:
         deadline.reschedule(None)
         self._last = time.monotonic()
         self.waited += self._last - start
-        if data and self._first is None:
-            self._first = self._last
         return data
+
+    def began(self) -> None:
+        """What was read last began the answer; from here `idle` counts."""
+        if self._first is None:
+            self._first = self._last
 
     @asynccontextmanager
     async def patience(self, seconds: float | None = None) -> AsyncIterator[asyncio.Timeout]:

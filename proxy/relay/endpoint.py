@@ -10,7 +10,6 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from policies.errors import ApiError, BackendUnavailable, InvalidRequest, RequestTooLarge
-from policies.evidence import Endpoint
 from proxy.api.auth import Client
 from proxy.generation import Generation
 from proxy.relay import headers as names
@@ -27,10 +26,11 @@ _named = msgspec.json.Decoder(_Named)
 
 
 class RelayEndpoint:
-    """One relayed endpoint. Its services come with the scope's application state."""
+    """One relayed endpoint: `chat`, `completions`, or the path of one that is relayed unverified. Its services come
+    with the scope's application state."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint: Endpoint = endpoint
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -49,7 +49,7 @@ class RelayEndpoint:
             except ApiError as error:
                 await answer_error(send, error, _closing(services))
                 return
-            await unless_client_leaves(receive, exchange.run(), lambda: exchange.reply.delivered)
+            await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
         finally:
             services.metrics.in_flight.add(-1)
             services.drain.in_flight -= 1
@@ -59,7 +59,7 @@ class RelayEndpoint:
     ) -> Exchange:
         if services.drain.draining:
             raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
-        client = services.keys.client(headers, scope["client"])
+        client = services.keys.client(_with_bearer(headers), scope["client"])
         mode = _mode(headers, services.settings.verification.mode)
         hint = _hint(headers, client)
         body = await read_body(receive, headers, services.settings.max_body_bytes)
@@ -80,6 +80,12 @@ class RelayEndpoint:
             operator=client.operator,
         )
         return Exchange(services, generation, body, headers, candidates, send, hinted=hint is not None)
+
+
+def _with_bearer(headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The headers, with a key as clients of the Messages API send it where they look for OpenAI's."""
+    key = headers.get(names.API_KEY)
+    return headers if key is None or b"authorization" in headers else {**headers, b"authorization": b"Bearer " + key}
 
 
 def _mode(headers: Mapping[bytes, bytes], default: str) -> str:

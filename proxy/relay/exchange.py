@@ -11,8 +11,9 @@ from starlette.types import Send
 from policies.errors import ApiError, BackendUnavailable, VerificationFailed
 from proxy.backends.pool import Backend
 from proxy.generation import Generation
-from proxy.relay.attempt import Attempt
+from proxy.relay.attempt import AskAnother, Attempt
 from proxy.relay.clock import Clock
+from proxy.relay.downlink import Downlink
 from proxy.relay.record import Record
 from proxy.relay.reply import Reply
 from proxy.services import Services
@@ -45,36 +46,44 @@ class Exchange:
         self._body = body
         self._headers = headers
         self._candidates = candidates
-        self._send = send
         self._hinted = hinted
         self._clock = Clock(services.settings.timeouts)
+        self.down = Downlink(send, self._clock, services.settings.relay.keepalive)
         self._retried: str | None = None
         self._attempt = self._begin(generation)
-
-    @property
-    def reply(self) -> Reply:
-        """The answer on its way to the client."""
-        return self._attempt.reply
 
     async def run(self) -> None:
         """Serve the request. Cancelled when the client leaves; then nothing is awaited any more."""
         try:
             await self._serve()
         except ApiError as error:
-            await self.reply.fail(error)
+            await self._attempt.reply.fail(error)
         except Exception:
             logger.exception("a request broke the proxy", extra={"id": self._attempt.generation.id})
-            await self.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
+            await self._attempt.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
         finally:
             self._account()
 
     async def _serve(self) -> None:
         try:
-            await self._attempt.run(self._candidates, hinted=self._hinted)
+            await self._ask(self._candidates, hinted=self._hinted)
         except VerificationFailed:
             if self._services.settings.verification.on_reject != "retry":
                 raise
             await self._again()
+
+    async def _ask(self, candidates: Sequence[Backend], *, hinted: bool) -> None:
+        """Ask for an answer, elsewhere too where a backend fails before anything was sent."""
+        for tries in range(self._services.settings.relay.retries, -1, -1):
+            try:
+                return await self._attempt.run(candidates, hinted=hinted, last=not tries)
+            except AskAnother as failed:
+                candidates = failed.candidates
+                generation = self._attempt.generation
+                why = type(failed.__cause__).__name__
+                logger.info("asking another", extra={"id": generation.id, "backend": generation.backend, "why": why})
+                self._attempt = self._begin(generation.again(secrets.token_hex(16)))
+        raise AssertionError("the last attempt asks nobody else")
 
     async def _again(self) -> None:
         """The answer was rejected: ask one other backend. Raises VerificationFailed, which names the verifications."""
@@ -89,7 +98,7 @@ class Exchange:
         if first.asked is not None:
             self._services.metrics.retried.add(1, {"model": first.generation.model, "backend": first.asked.name})
         try:
-            await self._attempt.run(others, hinted=False)
+            await self._ask(others, hinted=False)
         except BackendUnavailable as error:
             self._attempt, self._retried = first, None
             raise alone from error
@@ -109,16 +118,19 @@ class Exchange:
     def _begin(self, generation: Generation) -> Attempt:
         services, clock = self._services, self._clock
         record = Record(services, generation, clock)
-        reply = Reply(services, record, clock, self._headers, self._send, retried=self._retried)
+        reply = Reply(services, record, clock, self._headers, self.down, retried=self._retried)
         return Attempt(services, generation, self._body, self._headers, clock, reply)
 
     def _account(self) -> None:
         generation, metrics, clock = self._attempt.generation, self._services.metrics, self._clock
-        status = self.reply.status if self.reply.delivered else _CLIENT_LEFT_STATUS
+        status = self.down.status if self.down.delivered else _CLIENT_LEFT_STATUS
         backend = generation.backend or "none"
         metrics.requests.add(1, {"model": generation.model, "backend": backend, "status": status})
         metrics.overhead.record(clock.overhead, {"endpoint": generation.endpoint})
-        genai = {"gen_ai.operation.name": _OPERATIONS[generation.endpoint], "gen_ai.request.model": generation.model}
+        genai = {
+            "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
+            "gen_ai.request.model": generation.model,
+        }
         metrics.duration.record(clock.elapsed, genai)
         if clock.first_token is not None:
             metrics.first_token.record(clock.first_token, genai)

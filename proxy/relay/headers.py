@@ -13,10 +13,13 @@ BACKEND = b"x-countersign-backend"
 VERDICT = b"x-countersign-verdict"
 REASON = b"x-countersign-reason"
 RETRIED = b"x-countersign-retried"
+API_KEY = b"x-api-key"
 REQUEST_ID = b"x-request-id"
+_REQUEST_IDS = (REQUEST_ID, b"request-id")
 
 # A backend is told nothing about a client that it does not need, so going up is by permission only.
 _UP = (b"traceparent", b"tracestate")
+_UP_UNVERIFIED = (b"anthropic-version", b"anthropic-beta")
 _NAME = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _MOST = 100
@@ -59,13 +62,26 @@ _NEVER_DOWN = frozenset(
 _NEVER_DOWN_PREFIXES = (b"x-countersign-", b"access-control-")
 
 
-def request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """The client's `x-request-id`, if it is one that can be passed on."""
-    value = headers.get(REQUEST_ID, b"")
-    return value.decode() if _REQUEST_ID.fullmatch(value) else None
+def _request_ids(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The client's names for its request that can be passed on."""
+    return {name: value for name in _REQUEST_IDS if _REQUEST_ID.fullmatch(value := headers.get(name, b""))}
 
 
-def upstream_headers(headers: Mapping[bytes, bytes], api_key: SecretStr | None, stream: bool) -> list[tuple[str, str]]:
+def with_request_ids(
+    raw: list[tuple[bytes, bytes]], asked: Mapping[bytes, bytes], ours: str
+) -> list[tuple[bytes, bytes]]:
+    """Headers for the client with the names it gave its request itself (`asked` are its headers); without one an
+    `x-request-id` of the backend's, or `ours`."""
+    theirs = _request_ids(asked)
+    kept = [(name, value) for name, value in raw if name not in theirs]
+    if REQUEST_ID not in theirs and not first(raw, REQUEST_ID):
+        theirs[REQUEST_ID] = ours.encode()
+    return [*kept, *theirs.items()]
+
+
+def upstream_headers(
+    headers: Mapping[bytes, bytes], api_key: SecretStr | None, stream: bool, *, verifiable: bool = True
+) -> list[tuple[str, str]]:
     """Headers for a backend: ours, its own key, tracing and the request id; the client's key never."""
     up = [
         ("content-type", "application/json"),
@@ -75,9 +91,9 @@ def upstream_headers(headers: Mapping[bytes, bytes], api_key: SecretStr | None, 
     ]
     if api_key is not None:
         up.append(("authorization", f"Bearer {api_key.get_secret_value()}"))
-    if (name := request_id(headers)) is not None:
-        up.append((REQUEST_ID.decode(), name))
-    up.extend((name.decode(), headers[name].decode("latin-1")) for name in _UP if name in headers)
+    up.extend((name.decode(), value.decode()) for name, value in _request_ids(headers).items())
+    passed = _UP if verifiable else _UP + _UP_UNVERIFIED
+    up.extend((name.decode(), headers[name].decode("latin-1")) for name in passed if name in headers)
     return up
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from policies.errors import StoreUnavailable
 from policies.settings import BackendSettings
 from policies.unit import declaration_of
-from proxy.generation import STORE_UNAVAILABLE, Generation
+from proxy.generation import ENDPOINT, STORE_UNAVAILABLE, Generation
 from proxy.relay.clock import Clock
 from proxy.services import Services
+from proxy.tap.foreign import Passed
 from proxy.tap.types import Prepared, Tap
 
 
@@ -24,11 +27,13 @@ class Record:
         self._services = services
         self._clock = clock
         self._backend: BackendSettings | None = None
-        self._prepared: Prepared | None = None
+        self._prepared: Prepared | Passed | None = None
         self._tap: Tap | None = None
         self._settled = False
+        self._shown = hashlib.sha256()
+        self._began = False
 
-    async def open(self, backend: BackendSettings, prepared: Prepared) -> None:
+    async def open(self, backend: BackendSettings, prepared: Prepared | Passed) -> None:
         """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
         self._backend, self._prepared = backend, prepared
         self.generation.backend, self.generation.declaration = backend.name, declaration_of(backend)
@@ -42,6 +47,11 @@ class Record:
     def listen(self, tap: Tap) -> None:
         """From here on this tap knows what was delivered."""
         self._tap = tap
+
+    def show(self, data: bytes) -> None:
+        """These bytes of the answer go to the client."""
+        self._began = True
+        self._shown.update(data)
 
     def leave(self, fault: str) -> None:
         """The client is gone: what it got is recorded as incomplete."""
@@ -57,6 +67,9 @@ class Record:
         """The response is over and its tap closed: hand the evidence to the recorder."""
         tap = self._tap
         if self._settled or tap is None:
+            return
+        if not self.generation.verifiable:
+            self.unchecked(ENDPOINT)
             return
         self._settled = True
         meta = self._meta()
@@ -84,6 +97,7 @@ class Record:
             "stream": self._prepared.upstream_stream,
             "created": self.generation.created,
             "request": self._prepared.body,
+            "shown_sha256": self._shown.hexdigest() if self._began else "",
             "first_token_seconds": self._clock.first_token,
             "total_seconds": self._clock.total,
         }

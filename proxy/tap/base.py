@@ -21,6 +21,10 @@ class BaseTap:
 
     done = b""
     failed = False
+    begun = False
+    fault: str | None = None
+    cut = False
+    refusal: bytes | None = None
     streamed = False
     content_type: str | None = None
 

@@ -23,6 +23,7 @@ class RestreamTap(WholeTap):
 
     def ended(self, fault: str) -> bytes:
         """An error frame: the client waits for events."""
+        self.fault = fault
         return error_frame(fault)
 
     def answer(self, body: bytes) -> bytes:
@@ -31,11 +32,12 @@ class RestreamTap(WholeTap):
         if top is not None and not is_null(top.get("error")):
             self.collector.fault("upstream_error")
             self.done = DONE
+            self.refusal = write({"error": top["error"]})
             return _frame({"error": top["error"]})
         result = None if top is None else self.whole(top)
         if result is None:
             self.collector.fault("invalid_json")
-            return error_frame("invalid_json")
+            return self.ended("invalid_json")
         shown, _ = result
         choices = read_objects(shown["choices"]) or []
         frames = self._chat(shown, choices) if self.prepared.endpoint == "chat" else self._completions(shown, choices)

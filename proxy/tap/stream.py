@@ -60,9 +60,9 @@ class StreamTap(BaseTap):
         if fault is None and self.collector.finished():
             self.collector.terminal = True
             return out
-        fault = fault or "upstream_closed"
-        self.collector.fault(fault)
-        return out + error_frame(fault)
+        self.fault = fault or "upstream_closed"
+        self.collector.fault(self.fault)
+        return out + error_frame(self.fault)
 
     def _event(self, event: Event) -> bytes:
         if event.glue:
@@ -102,14 +102,13 @@ class StreamTap(BaseTap):
         top = read_object(data)
         if top is None:
             if data.strip():
+                self.begun = True
                 self.collector.fault("invalid_json")
             self._dropped = b"countersign" in data
             return b"" if self._dropped else b"".join(event.lines)
         if not is_null(top.get("error")):
-            self._errored = True
-            self.collector.fault("upstream_error")
-            released = self._release(None)
-            return released + (self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines))
+            return self._error(event, top)
+        self.begun = True
         choices = read_objects(top["choices"]) if "choices" in top else None
         if choices is None:
             self.collector.fault("invalid_json")
@@ -120,6 +119,15 @@ class StreamTap(BaseTap):
             return self._usage_chunk(event, top)
         self._shows_usage |= usage
         return self._chunk(event, top, choices)
+
+    def _error(self, event: Event, top: Object) -> bytes:
+        self._errored = True
+        self.collector.fault("upstream_error")
+        released = self._release(None)
+        changed = self.view.response(top)
+        if not self.begun:
+            self.refusal = write(top)
+        return released + (self._rewritten(event, top) if changed else b"".join(event.lines))
 
     def _chunk(self, event: Event, top: Object, choices: list[Object]) -> bytes:
         changed, ended = False, False
@@ -174,6 +182,7 @@ class StreamTap(BaseTap):
 
     def _fail(self, fault: str) -> bytes:
         self.failed = True
+        self.fault = fault
         self.collector.fault(fault)
         return self._release(None) + error_frame(fault)
 
@@ -190,6 +199,7 @@ class UndeclaredTap(StreamTap):
         if self._closed or self.done or self._errored or self.failed or self.collector.choices:
             return super().close(fault)
         self._closed = self.failed = True
+        self.cut = fault is not None
         self.collector.fault(fault or "upstream_error")
         rest = self._splitter.rest()
         return b"" if rest is None else b"".join(rest.lines)

@@ -62,6 +62,19 @@ class Tap(Protocol):
     failed: bool
     """The tap has given up (`line_too_long`, `too_large`): stop reading the backend, then `close()`."""
 
+    begun: bool
+    """Something of an answer has arrived: in a stream an event with data, which comments and errors are not."""
+
+    fault: str | None
+    """What the error frame says that the tap itself put at the end of a stream; None when it put none."""
+
+    cut: bool
+    """The body broke off, and there was nothing that could be said of it in the body itself."""
+
+    refusal: bytes | None
+    """The first event of a stream, where it is an error: a JSON object. Nothing was shown before it, so it can still
+    become an answer with a status of its own."""
+
     streamed: bool
     """What `feed` returns goes to the client at once; otherwise there is one body, complete after `close`."""
 

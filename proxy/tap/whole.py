@@ -20,6 +20,7 @@ class WholeTap(BaseTap):
     def feed(self, data: bytes) -> bytes:
         """Keeps the bytes; returns nothing."""
         if not self.failed and not self._closed:
+            self.begun = True
             self._body += data
             if len(self._body) > self._max_bytes:
                 self.failed = True
@@ -76,6 +77,7 @@ class PassTap(BaseTap):
 
     def feed(self, data: bytes) -> bytes:
         """Passes bytes on, or keeps them while they may be JSON."""
+        self.begun = True
         if self._body is None:
             return data
         self._body += data

@@ -82,6 +82,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
         text=draw(TEXT),
         reasoning=draw(TEXT),
         tool_calls=draw(st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)),
+        shown_sha256=draw(TEXT),
         finish_reason=draw(maybe(TEXT)),
         stop_reason=draw(maybe(TEXT | INTS)),
         usage=draw(maybe(st.builds(Usage, *[INTS] * 4, *[maybe(INTS)] * 3))),

@@ -37,7 +37,7 @@ def _assert_shape(response: httpx.Response) -> dict[str, str | None]:
     [
         ("GET", "/", 404),
         ("GET", "/v1", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/rerank", 404),
         ("GET", "/v1/chat/completions", 405),
         ("PUT", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),

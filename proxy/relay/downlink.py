@@ -1,0 +1,90 @@
+"""The client's end of one answer: its head, its bytes, and a comment now and then while a stream is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from starlette.types import Message, Send
+
+from proxy.relay.clock import Clock
+
+Headers = Sequence[tuple[bytes, bytes]]
+PING = b": ping\n\n"
+_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Downlink:
+    """Writes one answer.
+
+    Attributes:
+        status: what the client got, 0 before that.
+        delivered: nothing more will be sent; a client that leaves now is not one that left early.
+        pinged: the head went out with a keep-alive comment, before anything was known of the answer, which can only be
+            a stream from there on.
+    """
+
+    def __init__(self, send: Send, clock: Clock, keepalive: float) -> None:
+        self.status = 0
+        self.delivered = False
+        self.pinged = False
+        self.send = send
+        self._clock = clock
+        self._keepalive = keepalive
+        # Without comments there is only one writer.
+        self._turn = asyncio.Lock() if keepalive else None
+        self._spoke = asyncio.get_running_loop().time()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the head, unless a keep-alive comment had to."""
+        if self.status:
+            return
+        self.status = status
+        await self._clock.waiting(self._say({"type": "http.response.start", "status": status, "headers": headers}))
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send bytes; `last` ends the answer."""
+        self.delivered = last
+        await self._clock.waiting(self._say({"type": "http.response.body", "body": data, "more_body": not last}))
+
+    @contextmanager
+    def kept_alive(self, stream: bool, headers: Callable[[Headers], Headers]) -> Iterator[None]:
+        """While this lasts a client that asked for a stream never waits longer than `keepalive` for some bytes.
+
+        Args:
+            headers: makes the head, given the content type.
+        """
+        if not stream or not self._keepalive:
+            yield
+            return
+        pinging = asyncio.create_task(self._ping(headers))
+        try:
+            yield
+        finally:
+            pinging.cancel()
+
+    async def _ping(self, headers: Callable[[Headers], Headers]) -> None:
+        loop = asyncio.get_running_loop()
+        assert self._turn is not None
+        while not self.delivered:
+            left = self._spoke + self._keepalive - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            async with self._turn:
+                if self.delivered or self._spoke + self._keepalive > loop.time():
+                    continue
+                if not self.status:
+                    self.status, self.pinged = 200, True
+                    await self.send({"type": "http.response.start", "status": 200, "headers": headers(_EVENTS)})
+                await self.send({"type": "http.response.body", "body": PING, "more_body": True})
+                self._spoke = loop.time()
+
+    async def _say(self, message: Message) -> None:
+        if self._turn is None:
+            await self.send(message)
+            return
+        async with self._turn:
+            await self.send(message)
+            self._spoke = asyncio.get_running_loop().time()

@@ -1,0 +1,250 @@
+"""Endpoints whose answers carry no evidence: relayed as they are, with nothing in them that could pose as a verdict.
+
+Of a stream it is only known how it ends: one that breaks off gets an error event in the words of its endpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from policies.errors import InvalidRequest
+from policies.evidence import Evidence
+from policies.settings import BackendSettings
+from proxy.tap import lax
+from proxy.tap.base import error_body, without_verdict
+from proxy.tap.rawjson import UNREADABLE, Object, raw, read_object, write
+from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
+from proxy.tap.types import Asked
+
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+_LAST = {
+    MESSAGES: frozenset({"message_stop", "error"}),
+    RESPONSES: frozenset({"response.completed", "response.failed", "response.incomplete", "error"}),
+}
+"""Types of the events that end a stream, by path; what ends one of another path is not known."""
+
+_NESTED = ("response", "message")
+_NO_TYPE = ""
+
+
+class _Typed(msgspec.Struct):
+    type: str = _NO_TYPE
+    error: Any = None
+
+
+class _Streamed(msgspec.Struct):
+    stream: Any = None
+
+
+_typed = msgspec.json.Decoder(_Typed)
+_streamed = msgspec.json.Decoder(_Streamed)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A request ready to go up as it came; only another name of the model is put in.
+
+    Attributes:
+        path: the endpoint's.
+        model: the model's public name. `served_model`: the backend's.
+    """
+
+    path: str
+    body: bytes
+    asked: Asked
+    model: str
+    served_model: str
+
+    @property
+    def upstream_stream(self) -> bool:
+        """Whether the backend is asked to stream."""
+        return self.asked.stream
+
+
+def pass_on(path: str, body: bytes, backend: BackendSettings) -> Passed:
+    """The request as it goes up. Raises InvalidRequest for a body that is not a JSON object."""
+    served = backend.served_model or backend.model
+    try:
+        stream = bool(lax.boolean(_streamed.decode(body).stream))
+    except UNREADABLE as error:
+        raise InvalidRequest("The request body is not valid JSON.") from error
+    if served != backend.model:
+        raws = read_object(body)
+        if raws is None:
+            raise InvalidRequest("The request body is not valid JSON.")
+        raws["model"] = raw(served)
+        body = write(raws)
+    return Passed(path, body, Asked(stream=stream), backend.model, served)
+
+
+def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
+    """An OpenAI-shaped error as the last event of a stream of that path; `number` events came before it."""
+    if path == MESSAGES:
+        return b"event: error\ndata: " + write({"type": "error", **body}) + b"\n\n"
+    if path == RESPONSES:
+        said = {name: body["error"][name] for name in ("code", "message", "param")}
+        return b"event: error\ndata: " + write({"type": "error", **said, "sequence_number": number}) + b"\n\n"
+    return b"data: " + write(body) + b"\n\n"
+
+
+def open_foreign_tap(
+    passed: Passed, *, content_type: str | None, max_line_bytes: int, max_body_bytes: int
+) -> ForeignTap:
+    """The tap for one answer."""
+    kind = (content_type or "").split(";")[0].strip().lower()
+    if kind == "text/event-stream":
+        return ForeignStreamTap(passed, max_line_bytes)
+    if kind in ("", "application/json") or kind.endswith("+json"):
+        return ForeignJsonTap(passed, max_body_bytes)
+    return ForeignTap(passed)
+
+
+class ForeignTap:
+    """Passes bytes."""
+
+    done = b""
+    failed = False
+    begun = False
+    fault: str | None = None
+    cut = False
+    refusal: bytes | None = None
+    streamed = True
+    content_type: str | None = None
+
+    def __init__(self, passed: Passed) -> None:
+        self._passed = passed
+        renamed = passed.served_model != passed.model
+        self._served = bytes(raw(passed.served_model)) if renamed else None
+        self._public = raw(passed.model)
+
+    def feed(self, data: bytes) -> bytes:
+        """See Tap."""
+        self.begun = True
+        return data
+
+    def close(self, fault: str | None = None) -> bytes:
+        """See Tap."""
+        self.cut = fault is not None
+        return b""
+
+    def evidence(self, **meta: Any) -> list[Evidence]:
+        """There is none."""
+        return []
+
+    def _rewrite(self, text: bytes) -> bytes | None:
+        """The JSON object under its public name and without a verdict; None where nothing changes."""
+        suspicious = b"ountersign" in text or b"\\u" in text
+        if not suspicious and (self._served is None or self._served not in text):
+            return None
+        top = read_object(text)
+        if top is None:
+            return b"" if b"countersign" in text else None
+        changed = top.pop("countersign", None) is not None
+        changed |= self._rename(top)
+        for name in _NESTED:
+            inner = read_object(top[name]) if name in top else None
+            if inner is not None and ((inner.pop("countersign", None) is not None) | self._rename(inner)):
+                top[name] = raw(inner)
+                changed = True
+        return write(top) if changed else None
+
+    def _rename(self, fields: Object) -> bool:
+        if self._served is None or "model" not in fields or bytes(fields["model"]) != self._served:
+            return False
+        fields["model"] = self._public
+        return True
+
+
+class ForeignJsonTap(ForeignTap):
+    """A JSON body, held until it is whole."""
+
+    streamed = False
+
+    def __init__(self, passed: Passed, max_bytes: int) -> None:
+        super().__init__(passed)
+        self._body = bytearray()
+        self._max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> bytes:
+        """See Tap."""
+        if not self.failed:
+            self.begun = True
+            self._body += data
+            if len(self._body) > self._max_bytes:
+                self.failed = True
+                self._body.clear()
+        return b""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """See Tap."""
+        body, self._body = bytes(self._body), bytearray()
+        if fault is not None or self.failed:
+            return error_body(fault or "too_large")
+        changed = self._rewrite(body)
+        return without_verdict(body) if changed is None else changed
+
+
+class ForeignStreamTap(ForeignTap):
+    """Server-sent events."""
+
+    def __init__(self, passed: Passed, max_line_bytes: int) -> None:
+        super().__init__(passed)
+        self._splitter = Splitter(max_line_bytes)
+        self._last = _LAST.get(passed.path, frozenset())
+        self._ended = not self._last
+        self._closed = False
+        self._events = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """See Tap."""
+        if self.failed or self._closed:
+            return b""
+        out = [self._event(event) for event in self._splitter.push(data)]
+        if self._splitter.overflow:
+            self.failed = True
+            out.append(self._error("line_too_long"))
+        return b"".join(out)
+
+    def close(self, fault: str | None = None) -> bytes:
+        """See Tap. What came of an event that broke off is not shown."""
+        if self._closed:
+            return b""
+        self._closed = True
+        if self.failed:
+            return b""
+        rest = self._splitter.rest() if fault is None else None
+        out = b"" if rest is None else self._event(rest)
+        done = bool(self._last) and self._ended
+        if done or (fault is None and self._ended):
+            return out
+        return out + (b"\n\n" if out else b"") + self._error(fault or "upstream_closed")
+
+    def _event(self, event: Event) -> bytes:
+        lines = [line for line in event.lines if not is_verdict_comment(line)]
+        if event.data is None:
+            return b"".join(lines)
+        data = event.data
+        try:
+            typed = _typed.decode(data)
+        except UNREADABLE:
+            typed = _Typed()
+        changed = self._rewrite(data)
+        wrong = typed.type == "error" or (typed.error is not None and typed.type == _NO_TYPE)
+        if wrong and not self.begun:
+            self.refusal = changed if changed is not None else data
+        else:
+            self.begun = True
+        self._events += 1
+        self._ended |= wrong or typed.type in self._last
+        if changed is None:
+            return b"".join(lines)
+        return replace_data(lines, changed.replace(b"\n", b" ").replace(b"\r", b" ")) if changed else b""
+
+    def _error(self, fault: str) -> bytes:
+        self.fault = fault
+        body = msgspec.json.decode(error_body(fault))
+        return error_event(self._passed.path, body, self._events)
