@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry as RedisRetry
+from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
 
 from policies import audit, codec, unit
 from policies.evidence import Evidence
@@ -25,7 +22,7 @@ from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILAB
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.room import Room
-from verifier_pool import fair
+from verifier_pool import connection, durable, fair
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OPEN,
@@ -65,8 +62,9 @@ class Recorder:
     """One thread that packs evidence, stores it and queues its job.
 
     Bounded by its own room (`Room`) and by how far the workers are behind: what does not fit, or is shed at random
-    within its backend's share of the queue (`policies.audit.admits`), gets the verdict `unverified: backlog`. While
-    Redis is down the generations themselves are forgotten, their ids are kept (up to 100,000) and become
+    within its backend's share of the queue (`policies.audit.admits`), gets the verdict `unverified: backlog`, and so
+    does what a full Redis refuses. While Redis is down, or what is written does not get as durable as the settings
+    want, the generations themselves are forgotten, their ids are kept (up to 100,000) and become
     `unverified: store_unavailable` when it is back.
     """
 
@@ -81,9 +79,8 @@ class Recorder:
         max_bytes: int = 512 * 1024 * 1024,
     ) -> None:
         # The time-out is longer than the loop's: here nobody waits, and evidence may be megabytes.
-        self._redis = Redis.from_url(
-            url, socket_timeout=_PATIENCE, socket_connect_timeout=_PATIENCE, retry=RedisRetry(NoBackoff(), 0)
-        )
+        more = durable.seconds(settings.durability)
+        self._redis = connection.connect(url, timeout=_PATIENCE + more, connect_timeout=_PATIENCE, retries=0)
         self._jobs = FairQueue(VERIFY_QUEUE, connection=self._redis)
         self._store_verdict = self._redis.register_script(STORE_VERDICT)
         self._settings = settings
@@ -93,9 +90,7 @@ class Recorder:
         # Whoever could foresee it would cheat while nobody looks.
         self._chance = random.SystemRandom()
         self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
-        self._probe = Redis.from_url(
-            url, socket_timeout=_PROBE, socket_connect_timeout=_PROBE, retry=RedisRetry(NoBackoff(), 0)
-        )
+        self._probe = connection.connect(url, timeout=_PROBE + more, connect_timeout=_PROBE, retries=0)
         self._next_probe = 0.0
         self._room = Room(max_items, max_bytes)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -154,7 +149,7 @@ class Recorder:
                 self._decide(generation, item.reason)
             else:
                 self._record(generation, item.evidence)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, durable.NotDurable) as error:
             self._outage.failed(error)
             self._lose(item)
         except Exception:
@@ -174,7 +169,7 @@ class Recorder:
             self._shed(generation, choices)
             return
         # One transaction, in which rq has to come first: it opens it itself.
-        pipeline = self._redis.pipeline()
+        pipeline = durable.transaction(self._redis, self._settings.durability)
         options = fair.options(
             generation.id,
             rules,
@@ -188,7 +183,14 @@ class Recorder:
         now = time.time()
         pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
         note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, len(packed))
-        pipeline.execute()
+        try:
+            pipeline.execute()
+        except OutOfMemoryError:
+            self._shed(generation, choices)
+        except ExecAbortError as error:
+            if "OOM" not in str(error):
+                raise
+            self._shed(generation, choices)
 
     def _admits(self, backend: str, size: int) -> bool:
         """Whether the workers keep up with this backend, or chance is on this generation's side: by what waits in
@@ -241,12 +243,15 @@ class Recorder:
             return
         self._next_probe = time.monotonic() + _PROBE
         try:
-            self._probe.set(_PROBE_KEY, b"", ex=60)  # a write: a full Redis answers a PING too
+            # A write, and as durable as any: a full Redis, or one without its replicas, answers a PING too.
+            asked = durable.transaction(self._probe, self._settings.durability)
+            asked.set(_PROBE_KEY, b"", ex=60)
+            asked.execute()
             self._outage.recovered()
             while self._lost:
                 self._decide(self._lost[0].generation, self._lost[0].reason)
                 self._lost.popleft()
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, durable.NotDurable) as error:
             self._outage.failed(error)
 
 

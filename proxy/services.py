@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redis import Redis
 from yarl import URL
 
 from policies.errors import SettingsError
@@ -22,6 +21,7 @@ from proxy.recorder import Recorder
 from proxy.relay.transport import AiohttpTransport, Transport
 from proxy.store import Store
 from proxy.tap import TokenStrings
+from verifier_pool import connection
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 _SAID_ONCE = (b"host", b"origin")
@@ -58,7 +58,14 @@ class Services:
     ) -> Services:
         """Make every part and start those that run on their own; needs a running event loop."""
         outage, metrics, backends = Outage(), Metrics(), Backends(settings)
-        store = Store(redis_url, settings.verification, outage, metrics, lambda: drain.draining)
+        store = Store(
+            redis_url,
+            settings.verification,
+            outage,
+            metrics,
+            lambda: drain.draining,
+            durability=settings.durability,
+        )
         metrics.watch(backends.all)
         services = cls(
             settings=settings,
@@ -93,11 +100,7 @@ def check_addresses(settings: Settings, redis_url: str) -> None:
 
     Raises SettingsError.
     """
-    try:
-        with Redis.from_url(redis_url) as client:
-            client.connection_pool.make_connection()
-    except (ValueError, TypeError) as error:
-        raise SettingsError("redis_url", "redis://…, rediss://… or unix://…, with options redis-py knows") from error
+    connection.connect(redis_url).close()
     for at, backend in enumerate(settings.backends):
         try:
             host = URL(backend.url).host

@@ -10,19 +10,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, cast
 
 import orjson
-from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from policies.errors import StoreUnavailable
-from policies.settings import VerificationSettings
+from policies.settings import DurabilitySettings, VerificationSettings
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.tasks import end
+from verifier_pool import connection, durable
 from verifier_pool.queue import (
     OPEN,
     STANDINGS,
@@ -57,14 +54,13 @@ class Store:
         outage: Outage,
         metrics: Metrics,
         draining: Callable[[], bool] = lambda: False,
+        *,
+        durability: DurabilitySettings | None = None,
     ) -> None:
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=PATIENCE,
-            socket_connect_timeout=PATIENCE,
-            # Once, and not after a time-out: a pooled connection may be one that a restarted Redis has closed.
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
+        self._durability = durability or DurabilitySettings()
+        self._until_durable = durable.command(self._durability)
+        self._durable_seconds = more = durable.seconds(self._durability)
+        self._redis = connection.connect_async(url, timeout=PATIENCE + more, connect_timeout=PATIENCE)
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._outage = outage
@@ -85,13 +81,17 @@ class Store:
         await self._redis.aclose()
 
     async def open(self, generation: Generation) -> None:
-        """Write the intent. Raises StoreUnavailable, after a second at most."""
+        """Write the intent, durably where the settings say so. Raises StoreUnavailable, after `PATIENCE` seconds and
+        what durability may take at most.
+        """
         lost_at = time.time() + self._settings.lost_after
-        async with self._asking():
+        async with self._asking(self._durable_seconds):
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.set(intent_key(generation.id), orjson.dumps(generation.intent()), ex=self._settings.verdict_ttl)
             pipeline.zadd(OPEN, {generation.id: lost_at})
-            await pipeline.execute()
+            if self._until_durable:
+                pipeline.execute_command(*self._until_durable)
+            durable.answer_of(self._durability, await pipeline.execute())
         self._open.add(generation.id)
         self._remember(generation)
 
@@ -165,13 +165,16 @@ class Store:
         return found
 
     @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
+    async def _asking(self, more: float = 0.0) -> AsyncIterator[None]:
         if self._outage.down:
             raise StoreUnavailable("redis does not answer")
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE + more):
                 yield
-        except (RedisError, OSError, TimeoutError) as error:
+        except OutOfMemoryError as error:
+            # It answers everything else, and has room again once evidence expires.
+            raise StoreUnavailable("redis is full") from error
+        except (RedisError, OSError, TimeoutError, durable.NotDurable) as error:
             self._outage.failed(error)
             raise StoreUnavailable("redis does not answer") from error
 

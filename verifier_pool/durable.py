@@ -1,0 +1,69 @@
+"""Writes that count only once Redis has them in its append-only file, or its replicas have them.
+
+Both are asked on the connection that wrote, and in the same round trip: another one could belong to a Redis that
+restarted in between and knows nothing of the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.client import Pipeline
+
+from policies.errors import StoreUnavailable
+from policies.settings import DurabilitySettings
+
+
+class NotDurable(StoreUnavailable):
+    """What was written may be lost in the next crash."""
+
+
+def command(rules: DurabilitySettings) -> tuple[str | int, ...] | None:
+    """What to ask after a write (WAITAOF, or WAIT); None where its acknowledgement is enough."""
+    milliseconds = max(1, round(rules.timeout * 1000))
+    if rules.aof:
+        return ("WAITAOF", 1, rules.replicas, milliseconds)
+    return ("WAIT", rules.replicas, milliseconds) if rules.replicas else None
+
+
+def seconds(rules: DurabilitySettings) -> float:
+    """How much longer a write may take for it."""
+    return 0.0 if command(rules) is None else rules.timeout
+
+
+def check(rules: DurabilitySettings, answer: Any) -> None:
+    """Raises NotDurable when the answer says that fewer have the write than must."""
+    here, replicas = answer if rules.aof else (0, answer)
+    if int(here) < int(rules.aof) or int(replicas) < rules.replicas:
+        raise NotDurable("too few have it on disk or at all")
+
+
+class _Durable(Pipeline):
+    rules: DurabilitySettings
+
+    def _execute_transaction(self, connection: Any, commands: Any, raise_on_error: bool) -> list[Any]:
+        found = super()._execute_transaction(connection, commands, raise_on_error)
+        question = command(self.rules)
+        if question is not None:
+            connection.send_command(*question)
+            check(self.rules, connection.read_response())
+        return found
+
+
+def transaction(redis: Redis, rules: DurabilitySettings) -> Pipeline:
+    """A transaction of `redis` whose `execute` returns only once it is durable.
+
+    Its time-out for an answer must be longer than the rules'. `execute` raises NotDurable when it was executed but
+    not durable in time.
+    """
+    pipeline = _Durable(redis.connection_pool, redis.response_callbacks, True, None)
+    pipeline.rules = rules
+    return pipeline
+
+
+def answer_of(rules: DurabilitySettings, answers: Sequence[Any]) -> None:
+    """Check the last answer of a pipeline that ended with `command`. Raises NotDurable."""
+    if command(rules) is not None:
+        check(rules, answers[-1])
