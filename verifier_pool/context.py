@@ -1,4 +1,4 @@
-"""What jobs need and Redis must not carry: settings, references, profiles, the audit secret. One per process."""
+"""What jobs need and Redis must not carry: settings, profiles, the audit secret. One per process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from policies.settings import ModelSettings, Settings
 from verifier_pool.profiles import name_of, read_profile
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference
+from verifier_pool.stages import Stages
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 
@@ -21,23 +22,20 @@ NO_MODEL = ModelSettings.model_validate({})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made by the worker before it takes work; jobs only read it.
-
-    `references` and `profiles` are by model, `second_references` and `second_profiles` likewise.
-    """
+    """Made by the worker before it takes work; jobs only read it. `profiles` and `second_profiles` are by model."""
 
     settings: Settings
     store: Store
-    references: Mapping[str, Reference] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     secret: bytes = b""
-    second_references: Mapping[str, Reference] = field(default_factory=dict)
     second_profiles: Mapping[str, Profile] = field(default_factory=dict)
     standings: Standings = field(init=False)
+    stages: Stages = field(init=False)
     profile_names: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))
+        object.__setattr__(self, "stages", Stages(self.store.redis, self.settings.verification))
         names = {model: name_of(profile) for model, profile in self.profiles.items()}
         object.__setattr__(self, "profile_names", names)
 
@@ -58,13 +56,17 @@ def current() -> Context:
     return _current
 
 
-def open_references(settings: Settings, *, second: bool = False) -> dict[str, Reference]:
-    """Start the reference of every model that has one, or the second reference. Raises SettingsError."""
+def open_references(settings: Settings, *, second: bool = False, model: str | None = None) -> dict[str, Reference]:
+    """Start the reference of every model that has one, or the second reference; or of one `model` only.
+
+    Raises:
+        SettingsError: one cannot start; those that did are closed.
+    """
     references: dict[str, Reference] = {}
     try:
-        for name, model in settings.models.items():
-            wanted = model.second_reference if second else model.reference
-            if wanted is not None:
+        for name, declared in settings.models.items():
+            wanted = declared.second_reference if second else declared.reference
+            if wanted is not None and model in (None, name):
                 references[name] = open_reference(name, wanted)
     except BaseException:
         for reference in references.values():

@@ -1,125 +1,188 @@
-"""The verification job. Idempotent: it may run twice, or again after a crash, and one verdict comes of it."""
+"""The verification job. It looks at what Redis holds about a response and does the next thing.
+
+It may run twice, at once, or again after a crash: what a stage stores is written once, and one verdict comes of it. The
+order matters for honesty: whether a response is audited is chosen before any check has run, and its replay is asked for
+with token ids only, so neither the claim nor a check's result can colour it.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any, NamedTuple, cast
 
-from rq import Retry, get_current_job
+import orjson
+from rq import get_current_job
 
 from policies import audit, codec
 from policies.checks import VerdictWord
 from policies.errors import EvidenceError, ReplayError
-from policies.evidence import Evidence
+from policies.evidence import Evidence, Replay, ReplayForm
 from policies.unit import Unit, declaration_of, of_response
 from policies.verification import Verification, unverified
 from verifier_pool import declarations, history
 from verifier_pool.context import NO_MODEL, Context, current
-from verifier_pool.judge import judge
-from verifier_pool.queue import RETRY_SECONDS, SECOND_UNCHECKED
+from verifier_pool.judge import for_each_choice, judge
+from verifier_pool.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
+from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of, unpack_outcomes
 from verifier_pool.standing import audit_rate
 from verifier_pool.units import accusing, confirmed, of_unverified
 
 logger = logging.getLogger(__name__)
 
+REPLAYING = "replaying"
+"""What a pass returns that has asked for a replay."""
 
-def verify(id: str) -> str | Retry:
-    """Judge one recorded response and store its verdict. Returns the verdict's word, or when to try again.
+
+class _Held(NamedTuple):
+    """What Redis holds about a response: bytes as they were stored, None where there is nothing."""
+
+    verdict: bytes | None
+    evidence: bytes | None
+    intent: bytes | None
+    audited: bytes | None
+    replayed: bytes | None
+    replayed_again: bytes | None
+
+
+def verify(id: str) -> str:
+    """Bring a recorded response one stage further: its replay, its second replay, or its verdict.
+
+    Returns:
+        The verdict's word, or `replaying`.
 
     Raises:
         EvidenceError: the evidence is unreadable; the verdict says so, and the job stays among the failed
             ones for a person to look at.
     """
     context = current()
-    stored = context.store.verdict(id)
-    if stored is not None:
-        return str(stored.get("verdict"))
-    packed = context.store.evidence(id)
-    if packed is None:
+    held = _held(context, id)
+    if held.verdict is not None:
+        return str(orjson.loads(held.verdict).get("verdict"))
+    if held.evidence is None:
         return _settle_unverified(context, id, "evidence_expired")
     try:
-        choices = codec.unpack(packed)
+        choices = codec.unpack(held.evidence)
         if not choices or any(choice.id != id for choice in choices):
             raise EvidenceError("the evidence holds no choice, or another response's")
     except EvidenceError:
         _settle_unverified(context, id, "evidence_unreadable")
         _do_not_retry()
         raise
-    try:
-        return _verify(context, id, choices)
-    except ReplayError as error:
-        wait = RETRY_SECONDS[_attempt()]
-        logger.warning("verification %s waits %d s for the reference: %s", id, wait, error.reason)
-        return Retry(max=len(RETRY_SECONDS), interval=wait)
+    return _Response(context, id, choices, held).advance()
 
 
-def give_up(id: str, reason: str) -> None:
-    """The job will not run again: close its id with the reason unless a verdict is there."""
-    _settle_unverified(current(), id, reason)
+def give_up(job_id: str, reason: str) -> None:
+    """A job of this response will not run again: close it with the reason unless a verdict is there."""
+    _settle_unverified(current(), response_of(job_id), reason)
 
 
-def _verify(context: Context, id: str, choices: list[Evidence]) -> str:
-    backend, runtime, redis = choices[0].backend, choices[0].runtime, context.store.redis
-    chosen = _chosen(context, id, choices[0])
-    model = context.settings.models.get(choices[0].model, NO_MODEL)
-    judged = partial(
-        judge,
-        choices,
-        model=model,
-        form="full" if audit.wants_full(context.secret, id, context.settings.audit.full) else "ids",
-        declaration_expired=declarations.expired(redis, backend, runtime),
-        earlier=history.note(redis, context.secret, choices, model.vocab_size),
-    )
-    verification, unit = _weighed(context, choices, chosen, judged)
-    changed = declarations.note(redis, verification, runtime)
-    if context.store.settle(verification, unit):
-        if changed:
-            declarations.count(redis, backend)
-        if verification.get("second_reference", {}).get("unchecked"):
-            redis.hincrby(SECOND_UNCHECKED, backend, 1)
-    _fold(context, backend)
-    return str(verification["verdict"])
+class _Response:
+    """One response in one pass."""
+
+    def __init__(self, context: Context, id: str, choices: Sequence[Evidence], held: _Held) -> None:
+        self._context = context
+        self._id = id
+        self._choices = choices
+        self._held = held
+        self._intent = _json(held.intent)
+        self._model = context.settings.models.get(choices[0].model, NO_MODEL)
+        self._fit = [choice for choice in choices if can_replay(choice)]
+
+    def advance(self) -> str:
+        """The next stage; see `verify`."""
+        chosen = self._chosen()
+        first = self._replays(again=False) if self._model.reference is not None else None
+        if chosen and self._model.reference is not None and first is None:
+            return self._ask(again=False)
+        weighed = self._weighed(chosen, first)
+        return weighed if isinstance(weighed, str) else self._settle(*weighed)
+
+    def _weighed(self, chosen: bool, first: Sequence[Replay | ReplayError] | None) -> tuple[Verification, Unit] | str:
+        """The verification of the response and its unit in the backend's standing, or that it is replayed first."""
+        context, choices, name = self._context, self._choices, self._choices[0].model
+        profile, second_profile = context.profiles.get(name), context.second_profiles.get(name)
+        judged = partial(
+            judge,
+            choices,
+            model=self._model,
+            declaration_expired=declarations.expired(context.store.redis, choices[0].backend, choices[0].runtime),
+            earlier=history.note(context.store.redis, context.secret, choices, self._model.vocab_size),
+        )
+        operator = self._intent.get("operator") is True
+        verification = judged(profile=profile, replays=first if chosen else None)
+        unit = of_response(
+            choices,
+            verification,
+            context.secret,
+            operator=operator,
+            profile=context.profile_names.get(name, ""),
+            delta=profile.delta if profile is not None else 0.0,
+        )
+        if not chosen and self._model.reference is not None and (first is not None or _doubtful(verification)):
+            # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
+            if first is None:
+                return self._ask(again=False)
+            return judged(profile=profile, replays=first) | {"extra_replay": True}, unit
+        if accusing(unit) and self._model.second_reference is not None:
+            again = self._replays(again=True)
+            if again is None:
+                return self._ask(again=True)
+            repeated = judged(profile=second_profile, replays=again)
+            unit, found = confirmed(unit, of_response(choices, repeated, context.secret, operator=operator))
+            verification["second_reference"] = asdict(found)
+        return verification, unit
+
+    def _settle(self, verification: Verification, unit: Unit) -> str:
+        context, choice = self._context, self._choices[0]
+        redis = context.store.redis
+        changed = declarations.note(redis, verification, choice.runtime)
+        if context.store.settle(verification, unit):
+            if changed:
+                declarations.count(redis, choice.backend)
+            if verification.get("second_reference", {}).get("unchecked"):
+                redis.hincrby(SECOND_UNCHECKED, choice.backend, 1)
+        if self._held.replayed is not None:
+            _forget(context, self._id)
+        _fold(context, choice.backend)
+        return str(verification["verdict"])
+
+    def _chosen(self) -> bool:
+        """Whether the response is audited, from the secret, its id and its backend's past alone; the same in every run.
+
+        It is chosen once and kept: the rate may change between two passes, and a second choice could then hang on what
+        the first pass met.
+        """
+        if self._held.audited is not None:
+            return self._held.audited == b"1"
+        context, settings, choice = self._context, self._context.settings, self._choices[0]
+        rate = audit_rate(context.store.redis, settings.audit, choice.backend, declaration_of(choice))
+        chosen = audit.chosen(context.secret, self._id, rate)
+        return context.store.choose(self._id, chosen, settings.verification.evidence_ttl)
+
+    def _replays(self, *, again: bool) -> list[Replay | ReplayError] | None:
+        """What came of each choice's replay by the reference, or again by the second one; None while nothing did."""
+        if not self._fit:
+            return for_each_choice(self._choices, [])
+        data = self._held.replayed_again if again else self._held.replayed
+        return None if data is None else for_each_choice(self._choices, unpack_outcomes(data, self._fit))
+
+    def _ask(self, *, again: bool) -> str:
+        context = self._context
+        form: ReplayForm = "full" if audit.wants_full(context.secret, self._id, context.settings.audit.full) else "ids"
+        experts = self._model.experts is not None
+        requests = [request_of(choice, form, experts) for choice in self._fit]
+        context.stages.ask(self._id, self._choices[0].model, requests, self._intent, second=again)
+        return REPLAYING
 
 
-def _weighed(
-    context: Context, choices: Sequence[Evidence], chosen: bool, judged: Callable[..., Verification]
-) -> tuple[Verification, Unit]:
-    """The verification of a response, and the unit it is in its backend's standing. `judged` is `judge` of its choices.
-
-    Raises:
-        ReplayError: the reference had a passing trouble and this is not the last try.
-    """
-    name = choices[0].model
-    reference, profile = context.references.get(name), context.profiles.get(name)
-    replayed = partial(judged, reference=reference, profile=profile)
-    verification = replayed(audited=chosen, last_try=_attempt() >= len(RETRY_SECONDS))
-    unit = of_response(
-        choices,
-        verification,
-        context.secret,
-        operator=(context.store.intent(choices[0].id) or {}).get("operator") is True,
-        profile=context.profile_names.get(name, ""),
-        delta=profile.delta if profile is not None else 0.0,
-    )
-    if not chosen and reference is not None and _doubtful(verification):
-        # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
-        return replayed(audited=True) | {"extra_replay": True}, unit
-    if accusing(unit) and name in context.second_references:
-        again = judged(reference=context.second_references[name], profile=context.second_profiles[name], audited=True)
-        unit, found = confirmed(unit, of_response(choices, again, context.secret, operator=unit.operator))
-        verification["second_reference"] = asdict(found)
-    return verification, unit
-
-
-def _chosen(context: Context, id: str, choice: Evidence) -> bool:
-    """Whether the response is audited, from the secret, its id and its backend's past alone; the same in every run."""
-    settings = context.settings
-    rate = audit_rate(context.store.redis, settings.audit, choice.backend, declaration_of(choice))
-    chosen = audit.chosen(context.secret, id, rate)
-    return context.store.choose(id, chosen, settings.verification.evidence_ttl)
+def _held(context: Context, id: str) -> _Held:
+    keys = [verdict_key(id), evidence_key(id), intent_key(id), audited_key(id)]
+    keys += [outcome_key(id), outcome_key(id, second=True)]
+    return _Held(*cast("list[bytes | None]", context.store.redis.mget(keys)))
 
 
 def _doubtful(verification: Verification) -> bool:
@@ -133,7 +196,14 @@ def _settle_unverified(context: Context, id: str, reason: str) -> str:
     if context.store.settle(verification, of_unverified(verification, intent)):
         logger.warning("verification %s ends unverified: %s", id, reason)
         _fold(context, verification["backend"])
+    _forget(context, id)
     return str(verification["verdict"])
+
+
+def _forget(context: Context, id: str) -> None:
+    """Free what replays left, now that the verdict is there; what a crash keeps of it expires by itself."""
+    keys = [key(id, second=second) for key in (request_key, outcome_key) for second in (False, True)]
+    context.store.redis.unlink(*keys)
 
 
 def _fold(context: Context, backend: str) -> None:
@@ -144,13 +214,15 @@ def _fold(context: Context, backend: str) -> None:
         logger.error("the standing of backend %s cannot be kept: %s", backend, error)
 
 
-def _attempt() -> int:
-    """How often this job already asked to be run again; the last try outside a worker."""
-    job = get_current_job()
-    return len(RETRY_SECONDS) if job is None else int(job.number_of_retries or 0)
-
-
 def _do_not_retry() -> None:
     job = get_current_job()
     if job is not None:
         job.retries_left = 0
+
+
+def _json(data: bytes | None) -> dict[str, Any]:
+    try:
+        value = orjson.loads(data or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

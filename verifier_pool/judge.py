@@ -1,8 +1,4 @@
-"""From evidence to a verification: CPU checks, a blind replay when audited, one verdict.
-
-Order matters for honesty, not for speed: the reference is asked before any check has run, and with token ids
-only, so neither the claim nor a CPU result can colour a replay.
-"""
+"""From evidence to a verification: CPU checks, what a blind replay found when there was one, one verdict."""
 
 from __future__ import annotations
 
@@ -19,106 +15,85 @@ from policies.structure import Earlier
 from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
 from verifier_pool.bad_words import forbidden_ids
-from verifier_pool.reference.base import Reference, ReplayRequest
+from verifier_pool.reference.base import Reference
+from verifier_pool.replays import FINAL_REASONS, can_replay, request_of
 from verifier_pool.tokenizer import spelling_of
 
-FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
-"""Replay failures that trying again cannot cure."""
+NOTHING = "nothing_to_replay"
 
 
 def judge(
     choices: Sequence[Evidence],
     *,
     model: ModelSettings,
-    reference: Reference | None,
-    profile: Profile | None,
-    audited: bool,
-    last_try: bool = True,
+    profile: Profile | None = None,
+    replays: Sequence[Replay | ReplayError] | None = None,
     declaration_expired: bool = False,
-    form: ReplayForm = "full",
     earlier: Sequence[Earlier | None] | None = None,
 ) -> Verification:
     """Judge the choices of one response.
 
     Args:
-        audited: chosen for replay; ignored without a reference.
-        last_try: whether a passing trouble of the reference is final; then `distance` and `margin` are inconclusive
-            with its reason.
+        replays: what came of each choice's replay; None when the response was not audited.
         declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
-        form: `full` also takes the reference's own top 20; `ids` scores the claimed ids only, and never passes.
         earlier: what is remembered of the backend's answers to the same request, per choice (`verifier_pool.history`).
 
     Raises:
-        ReplayError: the reference had a passing trouble and this is not the last try.
         ValueError: there is no choice.
     """
     if not choices:
         raise ValueError("a response without choices cannot be judged")
-    replays: Sequence[Replay | ReplayError | None] = [None] * len(choices)
-    if audited and reference is not None:
-        replays = replay_choices(choices, reference, last_try=last_try, form=form, experts=model.experts is not None)
     verdicts = [
         _judge_one(choice, replay, model, profile, declaration_expired, before)
-        for choice, replay, before in zip(choices, replays, earlier or [None] * len(choices), strict=True)
+        for choice, replay, before in zip(
+            choices,
+            [None] * len(choices) if replays is None else replays,
+            earlier or [None] * len(choices),
+            strict=True,
+        )
     ]
     overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
     return describe(choices, verdicts, overall, time.time())
+
+
+def for_each_choice(
+    choices: Sequence[Evidence], replayed: Sequence[Replay | ReplayError]
+) -> list[Replay | ReplayError]:
+    """What came of each choice, given what came of those that can be replayed (`replays.can_replay`), in order."""
+    came = iter(replayed)
+    nothing = ReplayError(NOTHING, "prompt or output ids are missing")
+    return [next(came) if can_replay(choice) else nothing for choice in choices]
 
 
 def replay_choices(
     choices: Sequence[Evidence],
     reference: Reference,
     *,
-    last_try: bool,
+    last_try: bool = True,
     form: ReplayForm = "full",
     experts: bool = False,
 ) -> list[Replay | ReplayError]:
-    """Replay what can be replayed, in one batch; a choice that cannot holds its error instead.
+    """Replay what can be replayed, all at once, and wait; a choice that cannot holds its error instead.
 
     `experts` asks for expert ids too, for choices that came with some.
 
     Raises:
         ReplayError: a passing trouble, when this is not the last try.
     """
-    fit = [request_of(choice, form, experts) for choice in choices if _can_replay(choice)]
-    replays = iter(_replay_batch(fit, reference, last_try))
-    nothing = ReplayError("nothing_to_replay", "prompt or output ids are missing")
-    return [next(replays) if _can_replay(choice) else nothing for choice in choices]
-
-
-def _can_replay(choice: Evidence) -> bool:
-    return len(choice.prompt_ids) > 0 and len(choice.output_ids) > 0
-
-
-def _replay_batch(
-    requests: Sequence[ReplayRequest], reference: Reference, last_try: bool
-) -> list[Replay | ReplayError]:
-    if not requests:
-        return []
+    futures = [reference.submit(request_of(choice, form, experts)) for choice in choices if can_replay(choice)]
+    came: list[Replay | ReplayError] = []
     try:
-        return list(reference.replay(requests))
-    except ReplayError as error:
-        final = error.reason in FINAL_REASONS
-        if not final and not last_try:
-            raise
-        if not final or len(requests) == 1:
-            return [error] * len(requests)
-    # One sequence spoils its batch; alone, the others still get their replay.
-    return [result for request in requests for result in _replay_batch([request], reference, last_try)]
-
-
-def request_of(choice: Evidence, form: ReplayForm = "full", experts: bool = False) -> ReplayRequest:
-    """What a reference is told of a choice: ids, never a logprob."""
-    return ReplayRequest(
-        prompt_ids=choice.prompt_ids,
-        output_ids=choice.output_ids,
-        endpoint=choice.endpoint,
-        request=choice.request,
-        choice=choice.index,
-        candidate_ids=choice.claim_ids,
-        form=form,
-        experts=experts and choice.routed_experts is not None,
-    )
+        for future in futures:
+            try:
+                came.append(future.result())
+            except ReplayError as error:
+                if not last_try and error.reason not in FINAL_REASONS:
+                    raise
+                came.append(error)
+    finally:
+        for future in futures:
+            future.cancel()
+    return for_each_choice(choices, came)
 
 
 def cpu_checks(

@@ -8,26 +8,39 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError, WatchError
 from rq import Queue, SimpleWorker
 from rq.exceptions import DequeueTimeout
-from rq.executions import Execution
+from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
+from rq.results import Result
 from rq.serializers import JSONSerializer
+from rq.utils import now
 
+from verifier_pool.fair import FairQueue
 from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
+from verifier_pool.replays import REPLAY_JOB
 
 logger = logging.getLogger(__name__)
 
 MAINTENANCE_LOCK_SECONDS = 60
-ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB})
+ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB, REPLAY_JOB})
+
+
+def place_of(kind: type[BaseException], trace: TracebackType | None) -> str:
+    """Type of an exception and where it came from, without its message: an engine's may quote the prompt."""
+    frames = traceback.extract_tb(trace)
+    return "\n".join([kind.__name__, *(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)])
 
 
 class RefusedJob(Exception):
@@ -50,7 +63,7 @@ class OurJob(Job):
         """rq's own webhooks know neither signatures nor an address guard."""
 
 
-class OurQueue(Queue):
+class OurQueue(FairQueue):
     """A queue whose upkeep is not blocked for a quarter of an hour by a worker that died doing it."""
 
     def acquire_maintenance_lock(self) -> bool:
@@ -109,11 +122,7 @@ class Loop(SimpleWorker):
             RedisError: Redis went away. The job at hand, if any, is retried by whoever comes next.
         """
         done = 0
-        self.bootstrap("WARNING")
-        ended = threading.Event()
-        pulse = threading.Thread(target=self._pulse, args=(ended,), name="pulse", daemon=True)
-        pulse.start()
-        try:
+        with self._present():
             next_tick = 0.0
             while not self._stop.is_set():
                 if time.monotonic() >= next_tick:
@@ -125,29 +134,62 @@ class Loop(SimpleWorker):
                     done += 1
                 elif burst:
                     break
+        return done
+
+    @contextmanager
+    def _present(self) -> Iterator[None]:
+        """Registered as a worker, with a thread that keeps it and its jobs from being taken for dead."""
+        self.bootstrap("WARNING")
+        ended = threading.Event()
+        pulse = threading.Thread(target=self._pulse, args=(ended,), name="pulse", daemon=True)
+        pulse.start()
+        try:
+            yield
         finally:
             ended.set()
             pulse.join(timeout=self.pulse)
             self._leave()
-        return done
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        execution = self.prepare_execution(job)
+        with self.connection.pipeline() as pipeline:
+            execution = self._begin(job, pipeline)
+            pipeline.execute()
         self._running = job, execution, time.monotonic()
         try:
             self.perform_job(job, queue, execution)
         finally:
             self._running = None
 
+    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
+        """`_begin` did it, in one step with the rest."""
+
+    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
+        """Its execution ends with it, so it needs no further heartbeat."""
+        job.ended_at = now()
+
+    def handle_job_success(
+        self, job: Job, queue: Queue, started_job_registry: object, execution: Execution, **_: object
+    ) -> None:
+        """In one round trip: our jobs have no dependents, repeats or rate limits to look after."""
+        with self.connection.pipeline() as pipeline:
+            self._succeed(job, execution, pipeline)
+            self.increment_successful_job_count(pipeline=pipeline)
+            pipeline.execute()
+
     def handle_job_failure(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
+        kind, error, trace = sys.exc_info()
+        if kind is not None:
+            # rq would keep the message too, and an engine's may quote the prompt.
+            kwargs["exc_string"] = place_of(kind, trace)
+        del error, trace
         super().handle_job_failure(job, queue, *args, **kwargs)
         if not job.should_retry and job.get_status(refresh=False) == JobStatus.FAILED:
             self._on_failed(job.id, "job_failed")
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        """Logs where it went wrong, without the message: an engine's may quote the prompt."""
+        """Logs where it went wrong."""
         kind, error, trace = exc_info
-        logger.error("job %s raised %s\n%s", job.id, kind.__name__, "".join(traceback.format_tb(trace)).rstrip())
+        logger.error("job %s raised %s", job.id, place_of(kind, trace))
         self._on_exception(job, kind, error, trace)
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
@@ -162,6 +204,33 @@ class Loop(SimpleWorker):
     def procline(self, message: str) -> None:
         """The process keeps its name."""
 
+    def _begin(self, job: Job, pipeline: Any) -> Execution:
+        """Move a taken job from the intermediate list to those that run, as rq does, with whatever else is begun."""
+        execution = Execution.create(job, self.patience, pipeline=pipeline, worker_name=self.name)
+        job.prepare_for_execution(self.name, pipeline)
+        pipeline.persist(job.key)
+        pipeline.lrem(self.queues[0].intermediate_queue_key, 1, job.id)
+        self.executions[execution.id] = execution
+        return execution
+
+    def _succeed(self, job: Job, execution: Execution, pipeline: Any) -> None:
+        """End a job that did its work, as rq does; one whose result nobody reads leaves nothing behind."""
+        self.cleanup_execution(job, pipeline=pipeline, execution=execution)
+        ttl = job.get_result_ttl(self.default_result_ttl)
+        if ttl == 0:
+            results = Result.get_key(job.id)  # type: ignore[no-untyped-call]
+            pipeline.delete(job.key, results, ExecutionRegistry(job.id, self.connection).key)
+            return
+        job._handle_success(
+            ttl,
+            pipeline=pipeline,
+            worker_name=self.name,
+            execution_id=execution.id,
+            execution_started_at=execution.created_at,
+            execution_ended_at=job.ended_at,
+        )
+        job.cleanup(ttl, pipeline=pipeline, remove_from_queue=False)
+
     def _tick(self) -> None:
         self.heartbeat()
         if self.should_run_maintenance_tasks:
@@ -172,7 +241,7 @@ class Loop(SimpleWorker):
 
     def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
         try:
-            return Queue.dequeue_any(
+            return OurQueue.dequeue_any(
                 self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
             )
         except DequeueTimeout:

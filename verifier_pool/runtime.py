@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from redis import Redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import Settings, parse_settings, store_url
+from verifier_pool import connection
 
 logger = logging.getLogger("countersign.worker")
 
@@ -44,13 +43,7 @@ def connect(settings: Settings, *, timeout: float | None = None) -> Redis:
     `timeout` bounds each answer, in seconds. Raises SettingsError when `redis_url` is no such URL.
     """
     # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
-    retry = Retry(NoBackoff(), 1)
-    try:
-        url = store_url(settings, os.environ)
-        return Redis.from_url(url, retry=retry, socket_connect_timeout=5, socket_timeout=timeout)
-    except ValueError as error:
-        # The URL may hold a password, so it is not repeated.
-        raise SettingsError("redis_url", "redis://…, rediss://… or unix://…") from error
+    return connection.connect(store_url(settings, os.environ), timeout=timeout)
 
 
 def through_outages(work: Callable[[], Any], stop: threading.Event, *, burst: bool = False) -> None:
@@ -89,12 +82,18 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 
 class Child:
-    """A process that lives as long as this one, started again when it dies."""
+    """A process that lives as long as this one, started again when it dies; `what` names it in the log."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], what: str = "webhook process") -> None:
         self._command = [*command, "--parent", str(os.getpid())]
+        self._what = what
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs, and before it ever did."""
+        return None if self._process is None else self._process.poll()
 
     def keep(self) -> None:
         """Start it if it does not run; at most once in five seconds."""
@@ -103,17 +102,54 @@ class Child:
         if time.monotonic() < self._not_before:
             return
         if self._process is not None:
-            logger.warning("the webhook process ended with %s; starting it again", self._process.returncode)
+            logger.warning("the %s ended with %s; starting it again", self._what, self._process.returncode)
         self._not_before = time.monotonic() + 5
         self._process = subprocess.Popen(self._command)
 
-    def end(self) -> None:
-        """Ask it to finish and wait; after 20 seconds it is killed."""
+    def ask_to_end(self) -> None:
+        """Ask it to finish."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def end(self, seconds: float = 20.0) -> None:
+        """Ask it to finish and wait; after these seconds it is killed."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def supervise(
+    command: Sequence[str], count: int, stop: threading.Event, *, patience: float, burst: bool = False
+) -> int:
+    """Keep `count` processes of one command running until `stop`; returns the exit code for all of them.
+
+    One that refuses its settings (exit code 3) ends all. With `burst` they end by themselves.
+
+    Args:
+        patience: seconds that each has for finishing the job at hand.
+    """
+    children = [Child(command, "worker process") for _ in range(count)]
+    try:
+        for child in children:
+            child.keep()
+        while not stop.wait(0.2):
+            codes = [child.code for child in children]
+            if SettingsError.exit_code in codes:
+                return SettingsError.exit_code
+            if burst and None not in codes:
+                return max(abs(code or 0) for code in codes)
+            if not burst:
+                for child in children:
+                    child.keep()
+        return 0
+    finally:
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.ask_to_end()
+        for child in children:
+            child.end(max(deadline - time.monotonic(), 0.1))

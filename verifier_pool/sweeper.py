@@ -1,66 +1,136 @@
-"""Finds recorded generations whose verdict never came, and sees to it that each gets one."""
+"""Finds recorded generations whose verdict never came, and replays nobody came to, and sees to it that each ends.
+
+While a CPU worker runs and Redis answers, every generation that Redis accepted has its verdict, or is `unverified` with
+a reason, at the latest
+
+- `lost_after` after its intent, where no evidence follows (`proxy_lost`);
+- `evidence_ttl` + `lost_after` + 4 × (`job_timeout` + 100 s) after its evidence. A job waits no longer than the
+  evidence lives; without evidence only a job that runs right now is waited for, and one that lost its process runs
+  again up to three times, each loss being noticed after at most 100 s;
+
+and a few sweeps, which are `Loop.timer_seconds` apart. Without a crash it is `replay_wait` + `job_timeout` after the
+first pass, twice that where a second reference confirms.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from typing import cast
 
-from rq import Queue
-from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
-from rq.serializers import JSONSerializer
 
 from policies.settings import VerificationSettings
 from policies.verification import unverified
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, verify_options
+from verifier_pool.queue import PREFIX, evidence_key, verdict_key
+from verifier_pool.replays import BACKLOG, FAILED, REPLAYING, is_second, outcome_key, response_of
 from verifier_pool.scripts import note_waiting
+from verifier_pool.stages import ALIVE, Stages, jobs_of
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified
 
 logger = logging.getLogger(__name__)
 
 BATCH = 1000
-ALIVE = frozenset({JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED, JobStatus.DEFERRED})
+RUNNING_SECONDS = 30
+"""How soon something is looked at again that runs past its time."""
+SWEEPING = PREFIX + "sweeping"
+SWEEP_SECONDS = 8
+"""Workers sweep in turn; one that dies over it keeps the others from it for so long."""
+
+
+def sweep_in_turn(store: Store, settings: VerificationSettings) -> int:
+    """`sweep`, unless another worker did it just now."""
+    if not store.redis.set(SWEEPING, b"", nx=True, ex=SWEEP_SECONDS):
+        return 0
+    return sweep(store, settings)
 
 
 def sweep(store: Store, settings: VerificationSettings, now: float | None = None) -> int:
     """Settle what is overdue; returns how many ids that closed.
 
-    - its job waits or runs: looked at again later;
-    - evidence is there but no job: the queue lost it, so it is queued anew, until the evidence expires;
-    - no evidence but a job once: `evidence_expired`;
-    - neither: the proxy died between its intent and its evidence, `proxy_lost`.
+    - a job of it waits or runs: looked at again later;
+    - evidence is there but no job: the queue lost it, so it is queued anew and continues where it was;
+    - no evidence, and nothing of it runs: `evidence_expired`, or `proxy_lost` where there never was any, because the
+      proxy died between its intent and its evidence;
+    - a job of it ran and failed for good, and whoever saw that died before saying so: `job_failed`.
+
+    Replays that wait for too long are given up.
     """
     now = time.time() if now is None else now
-    closed = 0
-    for id in store.overdue(now, BATCH):
-        status = _job_status(store, id)
-        if status in ALIVE:
-            store.postpone(id, now + settings.lost_after)
-        elif store.evidence_exists(id) and not store.decided(id):
-            _enqueue_again(store, settings, id, now)
-            store.postpone(id, now + settings.lost_after)
+    stages = Stages(store.redis, settings)
+    _give_up_replays(stages, now)
+    ids = store.overdue(now, BATCH)
+    statuses = stages.statuses([job for id in ids for job in jobs_of(id)])
+    return sum(_swept(store, stages, settings, id, [statuses[job] for job in jobs_of(id)], now) for id in ids)
+
+
+def _swept(
+    store: Store,
+    stages: Stages,
+    settings: VerificationSettings,
+    id: str,
+    statuses: Sequence[str | None],
+    now: float,
+) -> bool:
+    evidence, decided, recorded = _present(store, id)
+    if evidence or any(statuses):
+        store.redis.set(_recorded_key(id), b"", ex=settings.evidence_ttl + 2 * settings.lost_after)
+    if evidence and not decided:
+        first, _, judging, _, judging_again = statuses
+        if ALIVE.isdisjoint(statuses):
+            if JobStatus.FAILED.value in (first, judging, judging_again):
+                return _settle(store, id, "job_failed", now)
+            logger.warning("verification %s is queued again: its evidence is there, its job is not", id)
+            pipeline = store.redis.pipeline()
+            stages.verify(id, pipeline)
+            backend = str((store.intent(id) or {}).get("backend", ""))
+            note_waiting(pipeline, id, backend, now, settings.evidence_ttl)
+            pipeline.execute()
+        store.postpone(id, now + settings.lost_after)
+        return False
+    if not decided and JobStatus.STARTED.value in statuses:
+        store.postpone(id, now + min(RUNNING_SECONDS, settings.lost_after))
+        return False
+    return _settle(store, id, "evidence_expired" if recorded or any(statuses) else "proxy_lost", now)
+
+
+def _settle(store: Store, id: str, reason: str, now: float) -> bool:
+    intent = store.intent(id)
+    verification = unverified(id, reason, intent, now)
+    if store.settle(verification, of_unverified(verification, intent)):
+        logger.warning("verification %s ends unverified: %s", id, reason)
+    return True
+
+
+def _give_up_replays(stages: Stages, now: float) -> None:
+    """Judge without their replay those that wait too long, and those whose job failed before it could say so."""
+    redis = stages.redis
+    found = cast("list[bytes]", redis.zrangebyscore(REPLAYING, "-inf", now, 0, BATCH))
+    jobs = [job.decode() for job in found]
+    for job, status in stages.statuses(jobs).items():
+        id, second = response_of(job), is_second(job)
+        if redis.exists(outcome_key(id, second=second), verdict_key(id)):
+            redis.zrem(REPLAYING, job)
+        elif status == JobStatus.STARTED.value:
+            redis.zadd(REPLAYING, {job: now + RUNNING_SECONDS}, xx=True)
         else:
-            reason = "proxy_lost" if status is None else "evidence_expired"
-            intent = store.intent(id)
-            verification = unverified(id, reason, intent, now)
-            if store.settle(verification, of_unverified(verification, intent)):
-                logger.warning("verification %s ends unverified: %s", id, reason)
-            closed += 1
-    return closed
+            reason = FAILED if status == JobStatus.FAILED.value else BACKLOG
+            logger.warning("replay %s is given up: %s", job, reason)
+            stages.give_up(id, reason, second=second)
+            if reason == BACKLOG:
+                redis.delete(Job.key_for(job))  # an id without a job is dropped when its turn comes
 
 
-def _job_status(store: Store, id: str) -> JobStatus | None:
-    try:
-        return Job.fetch(id, connection=store.redis, serializer=JSONSerializer).get_status(refresh=False)
-    except NoSuchJobError:
-        return None
+def _present(store: Store, id: str) -> list[bool]:
+    """Whether there is evidence, a verdict, and a sign that there was evidence."""
+    pipeline = store.redis.pipeline(transaction=False)
+    for key in (evidence_key(id), verdict_key(id), _recorded_key(id)):
+        pipeline.exists(key)
+    return [bool(each) for each in pipeline.execute()]
 
 
-def _enqueue_again(store: Store, settings: VerificationSettings, id: str, now: float) -> None:
-    logger.warning("verification %s is queued again: its evidence is there, its job is not", id)
-    queue = Queue(VERIFY_QUEUE, connection=store.redis, serializer=JSONSerializer)
-    pipeline = store.redis.pipeline()
-    queue.enqueue(VERIFY_JOB, id, pipeline=pipeline, **verify_options(id, settings))
-    note_waiting(pipeline, id, str((store.intent(id) or {}).get("backend", "")), now, settings.evidence_ttl)
-    pipeline.execute()
+def _recorded_key(id: str) -> str:
+    """Key that outlives the evidence, and says that there was some."""
+    return f"{PREFIX}recorded:{id}"

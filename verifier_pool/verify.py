@@ -14,7 +14,7 @@ from policies.profile import Profile
 from policies.settings import Settings
 from policies.verification import Verification, encode, public
 from verifier_pool.context import NO_MODEL, open_references, read_profiles
-from verifier_pool.judge import judge
+from verifier_pool.judge import judge, replay_choices
 from verifier_pool.reference.base import Reference
 from verifier_pool.runtime import read_settings
 
@@ -57,13 +57,9 @@ def verify_file(
     if not choices:
         raise EvidenceError("holds no choice")
     name = choices[0].model
-    return judge(
-        choices,
-        model=settings.models.get(name, NO_MODEL),
-        reference=references.get(name),
-        profile=profiles.get(name),
-        audited=True,
-    )
+    model, reference = settings.models.get(name, NO_MODEL), references.get(name)
+    replays = None if reference is None else replay_choices(choices, reference, experts=model.experts is not None)
+    return judge(choices, model=model, profile=profiles.get(name), replays=replays)
 
 
 def as_table(path: Path, verification: Verification) -> str:

@@ -1,7 +1,9 @@
-"""`countersign worker`: loads the references, then turns recorded evidence into verdicts until told to stop.
+"""`countersign worker`: turns recorded evidence into verdicts until told to stop.
 
-When the settings name a webhook, delivery runs in a second process on a queue of its own, so that a slow
-receiver never holds up a verdict.
+There are three kinds of work. Verifying is CPU work on one queue for all models. Replaying drains the queue of one
+reference, with many replays in flight. Delivering webhooks waits for receivers on the internet. By default one process
+does all of it: verification in its main thread, a thread for each reference, and delivery in a child process, so that
+a slow receiver holds up nothing. With `--only` it does one kind, and any number of such processes share the work.
 """
 
 from __future__ import annotations
@@ -12,21 +14,46 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from policies.settings import Settings
+from policies.errors import SettingsError
+from policies.settings import ReferenceSettings, Settings
 from verifier_pool import context, jobs, webhooks
 from verifier_pool.loop import Loop
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.reference.base import Reference
-from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, through_outages
+from verifier_pool.replay_loop import ReplayLoop
+from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
+from verifier_pool.stages import Stages
 from verifier_pool.store import Store
-from verifier_pool.sweeper import sweep
+from verifier_pool.sweeper import sweep_in_turn
 from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
 
-WEBHOOK_COMMAND = (sys.executable, "-m", "verifier_pool.worker", "--only", "webhooks")
+COMMAND = (sys.executable, "-m", "countersign", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a process does. `model`: only this one's replays; `which`: only its `first` or its `second` reference."""
+
+    verify: bool = True
+    replay: bool = True
+    model: str | None = None
+    which: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One reference that this process runs."""
+
+    model: str
+    second: bool
+    reference: Reference
+    limits: ReferenceSettings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,74 +65,176 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(arguments.config)
     connect(settings).close()  # a wrong URL is said now, not after a reference took minutes to load
     stop = threading.Event()
+    command = [*COMMAND, *(["--config", arguments.config] if arguments.config else [])]
     if arguments.only == "webhooks":
         run_webhooks(settings, stop, burst=arguments.burst, parent=arguments.parent)
         return 0
+    if arguments.only == "verify" and arguments.processes > 1:
+        _check_verifying(settings)
+        stop_on_signals(stop)
+        command += ["--only", "verify", *(["--burst"] if arguments.burst else [])]
+        patience = settings.verification.job_timeout + 30
+        return supervise(command, arguments.processes, stop, patience=patience, burst=arguments.burst)
     child = None
     if settings.webhook is not None and arguments.only is None and not arguments.burst:
         webhooks.check_settings(settings.webhook)
-        child = Child([*WEBHOOK_COMMAND, *(["--config", arguments.config] if arguments.config else [])])
-    run_verify(settings, stop, burst=arguments.burst, child=child)
+        child = Child([*command, "--only", "webhooks"])
+    roles = Roles(arguments.only != "replay", arguments.only != "verify", arguments.model, arguments.reference)
+    run(settings, stop, roles, burst=arguments.burst, child=child, parent=arguments.parent)
     return 0
 
 
-def run_verify(settings: Settings, stop: threading.Event, *, burst: bool = False, child: Child | None = None) -> None:
-    """Load profiles and references, say so, and work on verifications until `stop`."""
-    profiles = context.read_profiles(settings)
-    second_profiles = context.read_profiles(settings, second=True)
-    references = context.open_references(settings)
+def run(
+    settings: Settings,
+    stop: threading.Event,
+    roles: Roles = Roles(),
+    *,
+    burst: bool = False,
+    child: Child | None = None,
+    parent: int | None = None,
+) -> None:
+    """Load what the roles need, say so, and work until `stop`, or until the process `parent` is gone.
+
+    Raises:
+        SettingsError: a profile or a reference cannot be used.
+        StoreUnavailable: with `burst`, Redis does not answer.
+    """
+    verifying = _verifying(settings, stop) if roles.verify else None
+    with _references(settings, roles) as served:
+        stop_on_signals(stop)
+        replaying = [partial(_replaying, settings, stop, each) for each in served]
+
+        def tick() -> None:
+            if child is not None:
+                child.keep()
+            if parent is not None and os.getppid() != parent:
+                stop.set()
+
+        try:
+            for each in served:
+                said = "what accuses a backend of model %s is replayed by %s too" if each.second else None
+                logger.info(said or "model %s is replayed by %s", each.model, each.reference.name or "a server")
+            if burst:
+                _exhaust([*([verifying] if verifying else []), *replaying], stop)
+            else:
+                _work(verifying, replaying, stop, tick)
+        finally:
+            if child is not None:
+                child.end()
+            context.use(None)
+            logger.info("stopped")
+
+
+Worked = Callable[..., int]
+"""Serves one queue: called with `burst` and `tick`, it returns how many jobs it did."""
+
+
+def _work(
+    verifying: Worked | None, replaying: Sequence[Worked], stop: threading.Event, tick: Callable[[], None]
+) -> None:
+    """All queues at once until `stop`: replays in threads, verifications here."""
+    broken: list[BaseException] = []
+
+    def thread(work: Worked) -> None:
+        try:
+            through_outages(partial(work, burst=False, tick=None), stop)
+        except BaseException as error:
+            broken.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=thread, args=(work,), name=f"replays-{n}") for n, work in enumerate(replaying)]
+    for each in threads:
+        each.start()
     try:
-        second_references = context.open_references(settings, second=True)
-    except BaseException:
-        _close(references)
-        raise
-    for model in settings.models.values():
-        spelling_of(model)  # read now, and complained of now, not in the first job
-    stop_on_signals(stop)
+        if verifying is not None:
+            through_outages(partial(verifying, burst=False, tick=tick), stop)
+        while not stop.wait(1.0):
+            tick()
+    finally:
+        stop.set()
+        for each in threads:
+            each.join()
+    if broken:
+        raise broken[0]
+
+
+def _exhaust(works: Sequence[Worked], stop: threading.Event) -> None:
+    """One queue after the other, until nothing is left in any: one stage's job is another's next."""
 
     def work() -> None:
-        store = _store(settings)
-        secret = settings.audit.secret
-        here = context.Context(
-            settings,
-            store,
-            references,
-            profiles,
-            secret.get_secret_value().encode() if secret else store.audit_secret(),
-            second_references,
-            second_profiles,
+        while sum(each(burst=True, tick=None) for each in works) and not stop.is_set():
+            pass
+
+    through_outages(work, stop, burst=True)
+
+
+def _check_verifying(settings: Settings) -> None:
+    context.read_profiles(settings)
+    context.read_profiles(settings, second=True)
+    for model in settings.models.values():
+        spelling_of(model)  # read now, and complained of now, not in the first job
+
+
+def _verifying(settings: Settings, stop: threading.Event) -> Worked:
+    _check_verifying(settings)
+    profiles = context.read_profiles(settings)
+    second_profiles = context.read_profiles(settings, second=True)
+
+    def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
+        with _connected(settings) as store:
+            secret = settings.audit.secret
+            known = secret.get_secret_value().encode() if secret else store.audit_secret()
+            here = context.Context(settings, store, profiles, known, second_profiles)
+            context.use(here)
+
+            def timer() -> None:
+                sweep_in_turn(store, settings.verification)
+                here.standings.fold_left()
+
+            loop = Loop(VERIFY_QUEUE, store.redis, stop, on_failed=jobs.give_up, on_tick=tick, on_timer=timer)
+            logger.info("ready: taking verifications")
+            return loop.serve(burst=burst)
+
+    return work
+
+
+def _replaying(
+    settings: Settings, stop: threading.Event, served: Served, *, burst: bool, tick: Callable[[], None] | None
+) -> int:
+    with _connected(settings) as store:
+        stages = Stages(store.redis, settings.verification)
+        loop = ReplayLoop(
+            served.model, served.reference, stages, stop, limits=served.limits, second=served.second, on_tick=tick
         )
-        context.use(here)
+        logger.info("ready: taking replays of %s", served.model)
+        return loop.serve(burst=burst)
 
-        def timer() -> None:
-            sweep(store, settings.verification)
-            here.standings.fold_left()
 
-        loop = Loop(
-            VERIFY_QUEUE,
-            store.redis,
-            stop,
-            on_failed=jobs.give_up,
-            on_tick=child.keep if child else None,
-            on_timer=timer,
-        )
-        logger.info("ready: taking verifications")
-        with contextlib.closing(store.redis):
-            loop.serve(burst=burst)
+@contextlib.contextmanager
+def _references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
+    """The references of these roles, started; closed at the end, or when one does not start."""
+    if not roles.replay:
+        yield []
+        return
+    if roles.model is not None and roles.model not in settings.models:
+        raise SettingsError("--model", f"one of {', '.join(settings.models) or 'none'}, not {roles.model!r}")
+    with contextlib.ExitStack() as closing:
+        served: list[Served] = []
+        for second in (False, True):
+            if roles.which == ("first" if second else "second"):
+                continue
+            opened = context.open_references(settings, second=second, model=roles.model)
+            for name, reference in opened.items():
+                closing.callback(reference.close)
+                model = settings.models.get(name, context.NO_MODEL)
+                limits = (model.second_reference if second else model.reference) or _NO_LIMITS
+                served.append(Served(name, second, reference, limits))
+        if not served and not roles.verify:
+            raise SettingsError("models", "a model with a reference, where --only replay is asked for")
+        yield served
 
-    try:
-        for name, reference in references.items():
-            logger.info("model %s is replayed by %s", name, reference.name)
-        for name, reference in second_references.items():
-            logger.info("what accuses a backend of model %s is replayed by %s too", name, reference.name)
-        through_outages(work, stop, burst=burst)
-    finally:
-        if child:
-            child.end()
-        _close(references)
-        _close(second_references)
-        context.use(None)
-        logger.info("stopped")
+
+_NO_LIMITS = ReferenceSettings(kind="vllm_http", url="http://")
 
 
 def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = False, parent: int | None = None) -> None:
@@ -114,40 +243,40 @@ def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = Fal
     stop_on_signals(stop)
 
     def work() -> None:
-        store = _store(settings)
-        context.use(context.Context(settings, store))
+        with _connected(settings) as store:
+            context.use(context.Context(settings, store))
 
-        def tick() -> None:
-            webhooks.drain_outbox(store, settings)
-            if parent is not None and os.getppid() != parent:
-                stop.set()
+            def tick() -> None:
+                webhooks.drain_outbox(store, settings)
+                if parent is not None and os.getppid() != parent:
+                    stop.set()
 
-        loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=tick)
-        logger.info("ready: delivering webhooks")
-        with contextlib.closing(store.redis):
+            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=tick)
+            logger.info("ready: delivering webhooks")
             loop.serve(burst=burst)
 
     through_outages(work, stop, burst=burst)
 
 
-def _close(references: Mapping[str, Reference]) -> None:
-    for reference in references.values():
-        reference.close()
-
-
-def _store(settings: Settings) -> Store:
-    return Store(
+@contextlib.contextmanager
+def _connected(settings: Settings) -> Iterator[Store]:
+    store = Store(
         connect(settings),
         verdict_ttl=settings.verification.verdict_ttl,
         webhook=settings.webhook is not None,
     )
+    with contextlib.closing(store.redis):
+        yield store
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="countersign worker", description=__doc__)
     parser.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
     parser.add_argument("--burst", action="store_true", help="end when no job is left")
-    parser.add_argument("--only", choices=("verify", "webhooks"), help="run one of the two queues")
+    parser.add_argument("--only", choices=("verify", "replay", "webhooks"), help="do one kind of work")
+    parser.add_argument("--model", help="replay this model only")
+    parser.add_argument("--reference", choices=("first", "second"), help="run only this reference of a model with two")
+    parser.add_argument("--processes", type=int, default=1, help="with --only verify: how many processes")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     return parser
 

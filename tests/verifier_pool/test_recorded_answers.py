@@ -30,7 +30,7 @@ def evidence(recording: Recording, seed_offset: int = 0) -> list[Evidence]:
 
 
 def verdict(recording: Recording, seed_offset: int = 0) -> dict[str, Any]:
-    return judge(evidence(recording, seed_offset), model=MODEL, reference=None, profile=None, audited=False)
+    return judge(evidence(recording, seed_offset), model=MODEL)
 
 
 @pytest.mark.parametrize("recording", ANSWERS, ids=label)

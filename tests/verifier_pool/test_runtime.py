@@ -56,7 +56,7 @@ def test_a_broken_profile_stops_the_start(tmp_path: Path, text: str) -> None:
 def test_a_missing_profile_stops_the_start() -> None:
     rules = settings("redis://x", models={"toy": {"profile": "/nowhere.json"}})
     with pytest.raises(SettingsError, match=r"models\.toy\.profile"):
-        worker.run_verify(rules, threading.Event())
+        worker.run(rules, threading.Event())
 
 
 def test_one_bad_reference_closes_those_that_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,14 @@ def test_one_bad_reference_closes_those_that_started(monkeypatch: pytest.MonkeyP
 def test_a_bad_second_reference_closes_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reference = ToyReference()
 
-    def open_references(_settings: object, *, second: bool = False) -> dict[str, ToyReference]:
+    def open_references(_settings: object, *, second: bool = False, model: str | None = None) -> dict[str, ToyReference]:
         if second:
             raise SettingsError("models.toy.second_reference", "another")
         return {"toy": reference}
 
     monkeypatch.setattr(context, "open_references", open_references)
     with pytest.raises(SettingsError, match="second_reference"):
-        worker.run_verify(settings(f"unix://{tmp_path}/none.sock"), threading.Event())
+        worker.run(settings(f"unix://{tmp_path}/none.sock"), threading.Event())
     assert reference.closed
 
 
@@ -112,7 +112,7 @@ def test_the_second_reference_and_profile_are_read_from_their_own_settings(monke
 def test_burst_does_not_wait_for_redis(tmp_path: Path) -> None:
     rules = settings(f"unix://{tmp_path}/none.sock")
     with pytest.raises(StoreUnavailable):
-        worker.run_verify(rules, threading.Event(), burst=True)
+        worker.run(rules, threading.Event(), burst=True)
 
 
 def test_outages_are_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:

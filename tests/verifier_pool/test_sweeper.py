@@ -5,14 +5,13 @@ import time
 
 import pytest
 from redis import Redis
-from rq import Queue
-from rq.serializers import JSONSerializer
 
 from policies import codec
 from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import worker
+from verifier_pool.fair import FairQueue
 from verifier_pool.loop import Loop
 from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key, waiting_key
 from verifier_pool.standing import Standings
@@ -51,7 +50,7 @@ def test_a_job_that_waits_is_left_alone(redis: Redis, store: Store) -> None:
     redis.zadd(OPEN, {id: NOW - 1})
     assert sweep(store, rules.verification, NOW) == 0
     assert not store.decided(id)
-    assert Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [id]
+    assert FairQueue(VERIFY_QUEUE, connection=redis).get_job_ids() == [id]
     assert redis.zscore(OPEN, id) == pytest.approx(NOW + rules.verification.lost_after)
 
 
@@ -61,7 +60,7 @@ def test_evidence_whose_job_was_lost_is_queued_again(redis: Redis, store: Store)
     rig.intent(redis, evidence.id, NOW - 1)
     redis.set(evidence_key(evidence.id), codec.pack([evidence]), ex=60)
     assert sweep(store, rules.verification, NOW) == 0
-    assert Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [evidence.id]
+    assert FairQueue(VERIFY_QUEUE, connection=redis).get_job_ids() == [evidence.id]
     assert redis.zrange(waiting_key("honest"), 0, -1) == [evidence.id.encode()]
     rig.worker(redis, rules).serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["verdict"] == "unaudited"
@@ -71,7 +70,7 @@ def test_evidence_whose_job_was_lost_is_queued_again(redis: Redis, store: Store)
 def test_evidence_that_expired_before_its_job_ran(redis: Redis, store: Store) -> None:
     rules = settings("redis://x")
     id = rig.submit(redis, rules, [answer()])
-    queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
+    queue = FairQueue(VERIFY_QUEUE, connection=redis)
     job = queue.fetch_job(id)
     assert job is not None
     job.cancel()
@@ -99,5 +98,5 @@ def test_the_loop_sweeps_by_itself(redis: Redis, valkey_url: str, monkeypatch: p
     rig.intent(redis, "a" * 32, NOW - 1)
     stop = threading.Event()
     rig.stop_when_decided(redis, "a" * 32, stop)
-    worker.run_verify(settings(valkey_url), stop)
+    worker.run(settings(valkey_url), stop)
     assert rig.verdict_of(redis, "a" * 32)["reasons"] == ["proxy_lost"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -74,17 +74,20 @@ def answer(
 
 
 class ToyReference(Reference):
-    """Replays with the toy; `trouble` is called first and may raise."""
+    """Replays with the toy; `trouble` is called first and may raise. With `threads`, so many at once."""
 
     name = "toy 1"
 
-    def __init__(self, trouble: Callable[[Sequence[ReplayRequest]], None] | None = None) -> None:
+    def __init__(self, trouble: Callable[[Sequence[ReplayRequest]], None] | None = None, *, threads: int = 0) -> None:
         self.trouble = trouble
+        self.pool = ThreadPoolExecutor(threads) if threads else None
         self.batches: list[int] = []
         self.seen: list[ReplayRequest] = []
         self.closed = False
 
     def submit(self, request: ReplayRequest) -> Future[Replay]:
+        if self.pool is not None:
+            return self.pool.submit(lambda: self.replay([request])[0])
         future: Future[Replay] = Future()
         try:
             future.set_result(self.replay([request])[0])

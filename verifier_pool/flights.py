@@ -1,0 +1,227 @@
+"""What a replay loop has in flight: jobs with their futures, and what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from enum import Enum
+from typing import Any
+
+from redis import Redis
+from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.executions import Execution
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from policies.errors import ReplayError
+from policies.evidence import Replay
+from verifier_pool.loop import OurJob, RefusedJob
+from verifier_pool.queue import RETRY_SECONDS
+from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.replays import (
+    FINAL_REASONS,
+    REPLAY_JOB,
+    is_second,
+    pack_outcomes,
+    request_key,
+    response_of,
+    unpack_requests,
+)
+
+ENGINE_FAILED = "engine_failed"
+
+
+class Fate(Enum):
+    """What becomes of a job whose replays ended: it is done, is tried again, or fell: its engine died over it, hangs or
+    broke, or it is not ours."""
+
+    DONE = "done"
+    AGAIN = "again"
+    FELL = "fell"
+
+
+class Flight:
+    """One job with the replays of its response's choices; or a canary, which has no job.
+
+    Attributes:
+        requests: what the reference is asked; empty once it was.
+        outcomes: what came of each, once all ended.
+        failure: what went wrong beyond a ReplayError.
+        void: there is nothing (left) to do.
+        packed: the outcomes as they are stored, once it is done.
+        tokens: that the reference holds for it.
+        began, deadline: seconds of the monotonic clock.
+    """
+
+    def __init__(self, job: Job | None, *, second: bool = False) -> None:
+        self._job = job
+        self.second = second
+        self._execution: Execution | None = None
+        self.requests: list[ReplayRequest] = []
+        self.outcomes: list[Replay | ReplayError] = []
+        self.failure: BaseException | None = None
+        self.void = False
+        self.tokens = 0
+        self.began = self.deadline = time.monotonic()
+        self._futures: list[Future[Replay]] = []
+        self.packed = b""
+
+    @property
+    def job(self) -> Job:
+        """The job; a canary has none."""
+        assert self._job is not None
+        return self._job
+
+    @property
+    def execution(self) -> Execution:
+        """What rq keeps of it while it runs; a canary has none."""
+        assert self._execution is not None
+        return self._execution
+
+    @execution.setter
+    def execution(self, execution: Execution) -> None:
+        self._execution = execution
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether this is no job at all."""
+        return self._job is None
+
+    @property
+    def fell_before(self) -> bool:
+        """Whether a process or an engine died, or a bug struck, while this was in flight."""
+        left = self.job.retries_left
+        return left is not None and left < len(RETRY_SECONDS)
+
+    def begin(self, submit: Callable[[ReplayRequest], Future[Replay]], landed: Callable[[Flight], object]) -> None:
+        """Hand the requests to a reference. `landed` is called, from any thread, at least once after all ended."""
+        self.began = time.monotonic()
+        requests, self.requests = self.requests, []
+        for request in requests:
+            try:
+                future = submit(request)
+            except Exception as error:
+                future = Future()
+                future.set_exception(error)
+            self._futures.append(future)
+        if not self._futures:
+            landed(self)
+        for future in self._futures:
+            future.add_done_callback(lambda _: landed(self))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its replays ended."""
+        return self.failure is not None or all(future.done() for future in self._futures)
+
+    def cancel(self, why: BaseException | None = None) -> None:
+        """Take it out of the reference; it fails for this reason."""
+        self.failure = self.failure or why
+        for future in self._futures:
+            future.cancel()
+
+    def settle(self, tries: int) -> Fate:
+        """What becomes of the job.
+
+        Args:
+            tries: how often a passing trouble is worth another try.
+        """
+        for future in self._futures if self.failure is None else ():
+            try:
+                self.outcomes.append(future.result())
+            except ReplayError as error:
+                self.outcomes.append(error)
+            except BaseException as error:
+                # A cancelled future lands here too.
+                self.failure = error
+        self._futures = []
+        reasons = {each.reason for each in self.outcomes if isinstance(each, ReplayError)}
+        if self.failure is not None or ENGINE_FAILED in reasons:
+            return Fate.FELL
+        if reasons - FINAL_REASONS and not self.is_canary and (self.job.number_of_retries or 0) < tries:
+            return Fate.AGAIN
+        try:
+            self.packed = pack_outcomes(self.outcomes)
+        except Exception as error:
+            self.failure = error
+            return Fate.FELL
+        return Fate.DONE
+
+    @property
+    def troubled(self) -> bool:
+        """Whether the reference, rather than the request, is the reason why something came to nothing."""
+        reasons = {each.reason for each in self.outcomes if isinstance(each, ReplayError)}
+        return self.failure is not None or bool(reasons - FINAL_REASONS)
+
+    @property
+    def why(self) -> str:
+        """Type of what went wrong, without its message."""
+        return ENGINE_FAILED if self.failure is None else type(self.failure).__name__
+
+
+class Flying:
+    """All flights of a loop, and what they hold together. Read by other threads, written by the loop's alone."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Flight, None] = {}
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(list(self._flights))
+
+    def __contains__(self, flight: object) -> bool:
+        return flight in self._flights
+
+    def add(self, flight: Flight) -> None:
+        """One more."""
+        self._flights[flight] = None
+        self.tokens += flight.tokens
+
+    def remove(self, flights: Sequence[Flight]) -> None:
+        """These are over."""
+        for flight in flights:
+            if flight in self._flights:
+                del self._flights[flight]
+                self.tokens -= flight.tokens
+
+
+def read_flights(redis: Redis, ids: Sequence[str]) -> tuple[list[Flight], list[str]]:
+    """The jobs of these ids with what each asks, in their order, and the ids of jobs that cannot be read."""
+    pipeline = redis.pipeline(transaction=False)
+    for id in ids:
+        pipeline.hgetall(Job.key_for(id))
+        pipeline.get(request_key(response_of(id), second=is_second(id)))
+    found = iter(pipeline.execute())
+    flights: list[Flight] = []
+    unreadable: list[str] = []
+    for id in ids:
+        held, asked = next(found), next(found)
+        try:
+            flights.append(_flight(redis, id, held, asked))
+        except (NoSuchJobError, DeserializationError, ValueError, TypeError, KeyError):
+            unreadable.append(id)
+    return flights, unreadable
+
+
+def _flight(redis: Redis, id: str, held: dict[Any, Any], asked: bytes | None) -> Flight:
+    if not held:
+        raise NoSuchJobError
+    job = OurJob(id, connection=redis, serializer=JSONSerializer)
+    job.restore(held)
+    flight = Flight(job, second=is_second(id))
+    if job.func_name != REPLAY_JOB:
+        job.retries_left = 0
+        flight.failure = RefusedJob("the function is not a replay")
+    elif asked is None:
+        flight.void = True  # another process did it, or the response has its verdict
+    else:
+        try:
+            flight.requests = unpack_requests(asked)
+        except ReplayError as error:
+            flight.outcomes = [error]
+    flight.tokens = sum(request.tokens for request in flight.requests)
+    return flight

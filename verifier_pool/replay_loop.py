@@ -1,0 +1,379 @@
+"""One process, or thread, that drains the queue of one reference with hundreds of replays in flight at once.
+
+The state machine of a job stays rq's. What rq does per job is done per batch here: taking, beginning, heartbeats and
+ending are a round trip or two each, however many jobs that concerns. It writes no verdict and reads no evidence.
+
+A job that was in flight when the process or the engine died runs alone next time, so that evidence which kills its
+reference takes nothing else down twice, and ends among the dead letters after its tries. While nothing succeeds, the
+loop takes one job at a time and waits between them: not every job's tries are to be spent on a reference that is down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue as queues
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+from redis.exceptions import RedisError
+from rq.job import JobStatus
+from rq.utils import now
+
+from policies.errors import ReplayError
+from policies.evidence import Replay
+from policies.settings import ReferenceSettings
+from verifier_pool.flights import Fate, Flight, Flying, read_flights
+from verifier_pool.loop import Loop
+from verifier_pool.queue import RETRY_SECONDS
+from verifier_pool.reference.base import Reference, ReplayRequest
+from verifier_pool.replays import (
+    CANARIES,
+    FAILED,
+    is_second,
+    pack_outcomes,
+    queue_of,
+    response_of,
+)
+from verifier_pool.stages import Stages
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 8 * 1024 * 1024
+"""Outcomes stored in one transaction, roughly: Redis serves nobody else while it runs."""
+TROUBLE_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Waits before another job is tried on a reference that just failed; the last one repeats."""
+RESTART_SECONDS = (1.0, 5.0, 15.0, 60.0)
+"""Waits before a reference is started again that did not start; the last one repeats."""
+LAST_WORDS_SECONDS = 20.0
+"""How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
+HUNG_SECONDS = 360.0
+"""A loop that did not come around for so long hangs in native code."""
+
+
+class ReplayLoop(Loop):
+    """Takes replays of one model until `stop` is set; those in flight then are finished first.
+
+    Args:
+        stages: over the Redis that it works on.
+        limits: how much the reference may hold at once.
+    """
+
+    poll = 0.01
+
+    def __init__(
+        self,
+        model: str,
+        reference: Reference,
+        stages: Stages,
+        stop: threading.Event,
+        *,
+        limits: ReferenceSettings,
+        second: bool = False,
+        on_tick: Callable[[], object] | None = None,
+    ) -> None:
+        name = queue_of(model, second=second)
+        super().__init__(name, stages.redis, stop, on_failed=self._give_up, on_tick=on_tick)
+        self._model = f"{model}:second" if second else model
+        self._reference = reference
+        self._stages = stages
+        self._limits = limits
+        self._flying = Flying()
+        self._landings: queues.SimpleQueue[Flight] = queues.SimpleQueue()
+        self._landed: dict[Flight, None] = {}
+        self._hand: list[str] = []
+        self._alone = self._unsound = False
+        self._troubles = 0
+        self._not_before = 0.0
+        self._came_around: float | None = time.monotonic()
+        self._last_success = time.monotonic()
+
+    def serve(self, burst: bool = False) -> int:
+        """Work; returns how many jobs ended. With `burst` it ends when none waits, is due or in flight.
+
+        Raises:
+            RedisError: Redis went away while nothing was in flight, or with `burst`, or for long after `stop`.
+        """
+        done, next_tick, gone = 0, 0.0, float("inf")
+        with self._present():
+            while True:
+                self._came_around = time.monotonic()
+                try:
+                    if gone < float("inf"):
+                        self._beat()  # before anybody's upkeep takes what is in flight for abandoned
+                        gone = float("inf")
+                    if time.monotonic() >= next_tick:
+                        self._tick()
+                        self._end_late_ones()
+                        next_tick = time.monotonic() + 1
+                    done += self._land()
+                    taken = 0 if self._stop.is_set() else self._launch(0.0 if burst else 1.0)
+                except RedisError as error:
+                    gone = min(gone, time.monotonic())
+                    if (
+                        burst
+                        or not self._flying
+                        or (self._stop.is_set() and time.monotonic() > gone + LAST_WORDS_SECONDS)
+                    ):
+                        raise
+                    logger.warning("Redis does not answer (%s); replays wait for it", type(error).__name__)
+                    time.sleep(0.5)
+                    continue
+                if not taken and not self._flying and (self._stop.is_set() or (burst and self._nothing_left())):
+                    return done
+                if not taken:
+                    self._wait()
+
+    # Taking jobs
+
+    def _launch(self, patience: float) -> int:
+        """Take what there is room for and hand it to the reference; returns how many jobs that were."""
+        if not self._hand:
+            room = self._room()
+            if room <= 0:
+                return 0
+            self._hand = self.queues[0].take(  # type: ignore[attr-defined]
+                room,
+                tokens=max(self._limits.max_in_flight_tokens - self._flying.tokens, 0),
+                alone=not self._flying,
+                wait=0.0 if self._flying else patience,
+            )
+        if not self._hand:
+            return 0
+        flights, unreadable = read_flights(self.connection, self._hand)
+        for id in unreadable:
+            logger.error("job %s cannot be read; dropped", id)
+            self._give_up(id, "job_unreadable")
+            self.queues[0].intermediate_queue.remove(id)
+        flights, back = self._sorted_out(flights)
+        queue = self.queues[0]
+        with self.connection.pipeline() as pipeline:
+            for flight in flights:
+                flight.execution = self._begin(flight.job, pipeline)
+            for flight in reversed(back):
+                pipeline.lrem(queue.intermediate_queue_key, 1, flight.job.id)
+                queue.push_job_id(flight.job.id, pipeline=pipeline, at_front=True)
+            pipeline.execute()
+        self._hand = []
+        for flight in sorted(flights, key=lambda flight: -flight.tokens):
+            flight.deadline = time.monotonic() + (flight.job.timeout or 300)
+            self._flying.add(flight)
+            flight.begin(self._submit, self._landings.put)
+        self._send_canary()
+        return len(flights) + len(back)
+
+    def _room(self) -> int:
+        """How many jobs may be taken now."""
+        if time.monotonic() < self._not_before or (self._alone and self._flying):
+            return 0
+        if self._alone or self._troubles:
+            return 0 if self._flying else 1
+        return self._limits.max_in_flight - len(self._flying)
+
+    def _sorted_out(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[Flight]]:
+        """Those to begin now, and those that go back to the front of the queue, because each has to run alone."""
+        fell = [flight for flight in flights if flight.fell_before and not flight.failure]
+        calm = [flight for flight in flights if flight not in fell]
+        self._alone = bool(fell)
+        return (calm, fell) if calm or self._flying else (fell[:1], fell[1:])
+
+    def _submit(self, request: ReplayRequest) -> Future[Replay]:
+        longest = self._reference.max_tokens
+        if longest is not None and request.tokens > longest:
+            raise ReplayError("too_long")
+        return self._reference.submit(request)
+
+    def _send_canary(self) -> None:
+        canary = self._reference.canary
+        if canary is None or not self._flying or self._alone or not canary.due(time.monotonic()):
+            return
+        flight = Flight(None)
+        flight.requests = [canary.request()]
+        flight.tokens = flight.requests[0].tokens
+        flight.deadline = time.monotonic() + 300
+        self._flying.add(flight)
+        flight.begin(self._reference.submit, self._landings.put)
+
+    # What lands
+
+    def _wait(self) -> None:
+        """Until something lands; not for long, because new jobs do not land."""
+        if self._flying:
+            self._collect(self.poll)
+        elif time.monotonic() < self._not_before:
+            self._stop.wait(min(0.1, self._not_before - time.monotonic()))
+
+    def _collect(self, seconds: float = 0.0) -> None:
+        try:
+            flight = self._landings.get(timeout=seconds) if seconds else self._landings.get_nowait()
+            while True:
+                if flight in self._flying and flight.ended:
+                    self._landed[flight] = None
+                flight = self._landings.get_nowait()
+        except queues.Empty:
+            return
+
+    def _land(self) -> int:
+        """Store what came of the replays that ended; returns how many jobs that were."""
+        self._collect()
+        self._judge_canaries()
+        if self._unsound:
+            self._distrust()
+        count = 0
+        for batch in self._batches():
+            with self.connection.pipeline() as pipeline:
+                for flight, fate in batch:
+                    self._end(flight, fate, pipeline)
+                pipeline.hincrby(self.key, "successful_job_count", len(batch))
+                pipeline.execute()
+            self._over([flight for flight, _ in batch])
+            count += len(batch)
+        return count
+
+    def _batches(self) -> Iterator[list[tuple[Flight, Fate]]]:
+        batch: list[tuple[Flight, Fate]] = []
+        size = 0
+        for flight in list(self._landed):
+            fate = flight.settle(len(RETRY_SECONDS))
+            batch.append((flight, fate))
+            size += len(flight.packed) if fate is Fate.DONE else 0
+            if size > BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _over(self, flights: Sequence[Flight]) -> None:
+        self._flying.remove(flights)
+        for flight in flights:
+            self._landed.pop(flight, None)
+        if any(not flight.troubled and not flight.void for flight in flights):
+            self._troubles, self._not_before, self._last_success = 0, 0.0, time.monotonic()
+        elif any(flight.troubled for flight in flights) and time.monotonic() >= self._not_before:
+            self._not_before = time.monotonic() + TROUBLE_SECONDS[min(self._troubles, len(TROUBLE_SECONDS) - 1)]
+            self._troubles += 1
+
+    def _end(self, flight: Flight, fate: Fate, pipeline: Any) -> None:
+        """What becomes of a job, as commands of one transaction. May be called again when that one failed."""
+        job = flight.job
+        job.ended_at = now()
+        if flight.void:
+            self._succeed(job, flight.execution, pipeline)
+        elif fate is Fate.DONE:
+            self._stages.answer(response_of(job.id), flight.packed, job.meta, pipeline, second=flight.second)
+            self._succeed(job, flight.execution, pipeline)
+        elif fate is Fate.AGAIN:
+            tries = job.number_of_retries or 0
+            self._again(flight, RETRY_SECONDS[tries], pipeline, number_of_retries=tries + 1)
+        elif job.retries_left:
+            wait = job.get_retry_interval()
+            self._again(flight, wait, pipeline, retries_left=job.retries_left - 1)
+        else:
+            self._bury(flight, pipeline)
+
+    def _again(self, flight: Flight, wait: float, pipeline: Any, **changes: int) -> None:
+        before = {name: getattr(flight.job, name) for name in changes}
+        vars(flight.job).update(changes)
+        self._leave_flight(flight, pipeline)
+        if wait:
+            self.queues[0].schedule_job(flight.job, now() + timedelta(seconds=wait), pipeline=pipeline)
+        else:
+            self.queues[0]._enqueue_job(flight.job, pipeline=pipeline)
+        vars(flight.job).update(before)
+
+    def _bury(self, flight: Flight, pipeline: Any) -> None:
+        """To the dead letters; the verdict comes without this replay."""
+        job = flight.job
+        logger.error("job %s fell for good: %s", job.id, flight.why)
+        outcome = pack_outcomes([ReplayError(f"{FAILED}: {flight.why}")])
+        self._stages.answer(response_of(job.id), outcome, job.meta, pipeline, second=flight.second)
+        self._leave_flight(flight, pipeline)
+        job.set_status(JobStatus.FAILED, pipeline=pipeline)
+        job._handle_failure(flight.why, pipeline=pipeline, worker_name=self.name)
+
+    def _leave_flight(self, flight: Flight, pipeline: Any) -> None:
+        self.cleanup_execution(flight.job, pipeline=pipeline, execution=flight.execution)
+
+    def _give_up(self, job_id: str, reason: str) -> None:
+        kind = reason.partition(": ")[2] or reason
+        self._stages.give_up(response_of(job_id), f"{FAILED}: {kind}", second=is_second(job_id))
+
+    # Sick references
+
+    def _judge_canaries(self) -> None:
+        for flight in [flight for flight in self._landed if flight.is_canary]:
+            flight.settle(0)
+            came = flight.outcomes[0] if flight.outcomes else None
+            assert self._reference.canary is not None
+            sound = self._reference.canary.judge(came if isinstance(came, Replay) else None)
+            self._unsound = self._unsound or not sound
+            self._over([flight])
+            if isinstance(came, Replay):
+                self.connection.hincrby(CANARIES, f"{self._model}:{'passed' if sound else 'failed'}", 1)
+
+    def _distrust(self) -> None:
+        """A canary came back wrong: nothing that is in flight, or just landed, counts; the reference starts anew."""
+        logger.critical("the reference of %s computes wrong numbers by its canary; it is started again", self._model)
+        flights = [flight for flight in self._flying if not flight.is_canary]
+        with self.connection.pipeline() as pipeline:
+            for flight in flights:
+                self._again(flight, 0, pipeline)
+            pipeline.execute()
+        for flight in self._flying:
+            flight.cancel()
+        self._flying.remove(list(self._flying))
+        self._landed.clear()
+        self._unsound = False
+        self._restart()
+
+    def _end_late_ones(self) -> None:
+        """What is over its time falls. When nothing else ended since it began, the engine hangs."""
+        late = [flight for flight in self._flying if flight.deadline < time.monotonic() and not flight.ended]
+        for flight in late:
+            logger.error("%s is over its time", "a canary" if flight.is_canary else f"job {flight.job.id}")
+            flight.cancel(TimeoutError())
+            self._landings.put(flight)
+        if late and self._last_success < min(flight.began for flight in late):
+            self._restart()
+
+    def _restart(self) -> None:
+        self._came_around = None
+        for wait in itertools.chain(RESTART_SECONDS, itertools.repeat(RESTART_SECONDS[-1])):
+            try:
+                self._reference.restart()
+                break
+            except ReplayError as error:
+                logger.critical("the reference of %s does not start: %s", self._model, error.reason)
+                if self._stop.wait(wait):
+                    break
+        self._came_around = time.monotonic()
+        try:
+            self.connection.hincrby(CANARIES, f"{self._model}:restarts", 1)
+        except RedisError:
+            logger.warning("a restart was not counted")
+
+    # Staying alive
+
+    def _nothing_left(self) -> bool:
+        """Whether nothing waits or is due."""
+        if time.monotonic() < self._not_before:
+            return False
+        self._release_due()
+        return not self.queues[0].count
+
+    def _beat(self) -> None:
+        if self._came_around is not None and time.monotonic() - self._came_around > HUNG_SECONDS:
+            logger.critical("the replay loop of %s hangs; this process ends", self._model)
+            os._exit(70)
+        registry = self.queues[0].started_job_registry
+        with self.connection.pipeline(transaction=False) as pipeline:
+            self.heartbeat(pipeline=pipeline)
+            for flight in self._flying:
+                if not flight.is_canary:
+                    flight.execution.heartbeat(registry, self.patience, pipeline=pipeline)
+            pipeline.execute()

@@ -1,0 +1,164 @@
+"""From one stage of a response's way to the next: the job is queued in the same step that stores what it works on.
+
+    ID → (audited) → ID-r → ID-j → (accusing) → ID-r2 → ID-j2 → verdict
+
+Whoever dies between two steps leaves a job, or something that the sweeper finds. Everything here may run twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+from redis import Redis
+from rq.job import Job, JobStatus
+
+from policies.errors import ReplayError
+from policies.settings import VerificationSettings
+from verifier_pool.fair import LANES, SUFFIXES, FairQueue, Stage, options
+from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
+from verifier_pool.reference.base import ReplayRequest
+from verifier_pool.replays import (
+    FAILED,
+    REPLAY_JOB,
+    REPLAYING,
+    outcome_key,
+    pack_outcomes,
+    pack_requests,
+    queue_of,
+    replay_job,
+    request_key,
+)
+from verifier_pool.scripts import add_waiting
+
+ALIVE = frozenset(
+    {JobStatus.QUEUED.value, JobStatus.STARTED.value, JobStatus.SCHEDULED.value, JobStatus.DEFERRED.value}
+)
+
+
+class Stages:
+    """Queues the jobs of responses. Redis's own errors pass through."""
+
+    def __init__(self, redis: Redis, settings: VerificationSettings) -> None:
+        self.redis = redis
+        self._settings = settings
+        self._verify = FairQueue(VERIFY_QUEUE, connection=redis)
+        self._replay: dict[str, FairQueue] = {}
+
+    def ask(
+        self,
+        id: str,
+        model: str,
+        requests: Sequence[ReplayRequest],
+        intent: Mapping[str, Any] | None,
+        *,
+        second: bool = False,
+    ) -> None:
+        """Have a response replayed, unless that is under way.
+
+        Args:
+            requests: one for each choice that can be replayed, at least one.
+            intent: of the response, which says who waits for it.
+        """
+        job = replay_job(id, second=second)
+        status = self.statuses([job])[job]
+        if status in ALIVE:
+            return
+        who = _who(intent, sum(request.tokens for request in requests))
+        try:
+            if status == JobStatus.FAILED.value:
+                raise ReplayError(FAILED)  # whoever saw it died before saying so
+            packed = pack_requests(requests)
+        except ReplayError as error:
+            self._answered(id, pack_outcomes([error]), who, second=second)
+            return
+        ttl = self._settings.evidence_ttl
+        queue = self._queue_of(model, second)
+        stage: Stage = "replay2" if second else "replay"
+        kept = options(id, self._settings, stage=stage, **who | {"size": len(packed)}) | {"result_ttl": 0}
+        kept["meta"]["backend"] = backend = str((intent or {}).get("backend", ""))
+        with self.redis.pipeline() as pipeline:
+            queue.enqueue(REPLAY_JOB, id, second, pipeline=pipeline, **kept)
+            pipeline.set(request_key(id, second=second), packed, ex=ttl)
+            add_waiting(pipeline, id, backend, len(packed))
+            pipeline.zadd(REPLAYING, {job: time.time() + self._settings.replay_wait}, nx=True)
+            pipeline.execute()
+
+    def answer(self, id: str, outcomes: bytes, meta: Mapping[str, Any], pipeline: Any, *, second: bool = False) -> None:
+        """Keep what came of a replay (`replays.pack_outcomes`) and queue the pass after it.
+
+        Args:
+            meta: of the replay's job.
+            pipeline: runs it, in one transaction.
+        """
+        self._answer(id, outcomes, _who_of(meta), pipeline, second)
+        if meta.get("backend"):
+            add_waiting(pipeline, id, str(meta["backend"]), len(outcomes) - int(meta.get("size", 0)))
+
+    def give_up(self, id: str, reason: str, *, second: bool) -> None:
+        """Have a response judged without a replay, which ends for this reason unless another outcome is there."""
+        # How many choices were asked about is not known here, and one outcome for all of them says so.
+        self._answered(id, pack_outcomes([ReplayError(reason)]), _who(self._intent(id), 1), second=second)
+
+    def verify(self, id: str, pipeline: Any = None) -> None:
+        """Queue a response's first pass anew. It continues where the response is."""
+        kept = options(id, self._settings, **_who(self._intent(id), 1)) | {"result_ttl": 0}
+        self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
+
+    def statuses(self, jobs: Sequence[str]) -> dict[str, str | None]:
+        """Status of each job, None where there is none."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for job in jobs:
+            pipeline.hget(Job.key_for(job), "status")
+        return {job: found.decode() if found else None for job, found in zip(jobs, pipeline.execute(), strict=True)}
+
+    def _answered(self, id: str, outcomes: bytes, who: Mapping[str, Any], *, second: bool) -> None:
+        with self.redis.pipeline() as pipeline:
+            self._answer(id, outcomes, who, pipeline, second)
+            pipeline.execute()
+
+    def _answer(self, id: str, outcomes: bytes, who: Mapping[str, Any], pipeline: Any, second: bool) -> None:
+        stage: Stage = "judge2" if second else "judge"
+        kept = options(id, self._settings, stage=stage, **who) | {"result_ttl": 0}
+        self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
+        pipeline.set(outcome_key(id, second=second), outcomes, nx=True, ex=self._settings.evidence_ttl)
+        pipeline.zrem(REPLAYING, replay_job(id, second=second))
+        pipeline.delete(request_key(id, second=second))
+
+    def _intent(self, id: str) -> dict[str, Any]:
+        try:
+            value = orjson.loads(cast("bytes | None", self.redis.get(intent_key(id))) or b"")
+        except orjson.JSONDecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _queue_of(self, model: str, second: bool) -> FairQueue:
+        name = queue_of(model, second=second)
+        if name not in self._replay:
+            self._replay[name] = FairQueue(name, connection=self.redis)
+        return self._replay[name]
+
+
+def jobs_of(id: str) -> list[str]:
+    """Ids of all jobs that a response may have."""
+    return [id + suffix for suffix in SUFFIXES.values()]
+
+
+def _who(intent: Mapping[str, Any] | None, tokens: int) -> dict[str, Any]:
+    known = intent or {}
+    inline = known.get("mode") == "inline"
+    return {"inline": inline, "tenant": str(known.get("owner", "")), "tokens": tokens, "size": 0}
+
+
+def _who_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    lane = meta.get("lane")
+    inline = isinstance(lane, int) and 1 <= lane <= len(LANES) and LANES[lane - 1].startswith("inline")
+    tokens = meta.get("tokens")
+    return {
+        "inline": inline,
+        "tenant": str(meta.get("tenant", "")),
+        "tokens": tokens if isinstance(tokens, int) else 1,
+        "size": 0,
+    }
