@@ -63,16 +63,16 @@ def away(proxies: Iterable[Member]) -> list[Away]:
     """When each proxy held Redis for away."""
     found = []
     for member in proxies:
-        for life in member.logs:
+        for log in member.logs:
             since = None
-            for entry in _lines(life.log):
+            for entry in _lines(log):
                 if entry["message"].startswith(_GONE) and since is None:
                     since = _seconds(entry["time"])
                 elif entry["message"].startswith(_BACK) and since is not None:
                     found.append(Away(member.name, since, _seconds(entry["time"])))
                     since = None
             if since is not None:
-                found.append(Away(member.name, since, life.log.stat().st_mtime + 60))
+                found.append(Away(member.name, since, log.stat().st_mtime + 60))
     return found
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from benchmarks.demo.processes import Child, Children
+from benchmarks.chaos.nursery import Born
 
 PROXY = "proxy"
 WORKER = "worker"
@@ -23,37 +23,45 @@ class Member:
     """One place on the stage and the process that fills it now.
 
     Attributes:
-        start: starts it under the given name.
+        start: starts it with the given file as its log.
         due: monotonic second of its next start, while it is gone.
-        lives: how often it was started. `exits`: exit codes it ended with by itself.
+        exits: exit codes it ended with by itself.
+        logs: one file per life.
     """
 
     kind: str
     name: str
-    start: Callable[[str], Child]
-    child: Child | None = None
+    start: Callable[[Path], Born]
+    life: Born | None = None
     due: float = 0.0
-    lives: int = 0
     exits: list[int] = field(default_factory=list)
-    logs: list[Child] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
         """Whether its process runs."""
-        return self.child is not None and self.child.process.poll() is None
+        return self.life is not None and self.life.poll() is None
+
+    def last_lines(self, count: int = 12) -> str:
+        """The end of its log."""
+        return "\n".join(self.logs[-1].read_text(errors="replace").splitlines()[-count:])
 
 
 class Fleet:
-    """All members. `tend` has to be called often."""
+    """All members. `tend` has to be called often.
 
-    def __init__(self, children: Children, rng: random.Random, *, longest_gap: float = 1.0) -> None:
+    Args:
+        folder: of the logs.
+        longest_gap: seconds until a process that ended is started again, at most.
+    """
+
+    def __init__(self, folder: Path, rng: random.Random, *, longest_gap: float = 0.5) -> None:
         self.members: list[Member] = []
-        self.kills: Counter[str] = Counter()
-        self._children = children
+        self._folder = folder
         self._rng = rng
         self._longest_gap = longest_gap
 
-    def add(self, kind: str, name: str, start: Callable[[str], Child]) -> Member:
+    def add(self, kind: str, name: str, start: Callable[[Path], Born]) -> Member:
         """A new member, started at once."""
         member = Member(kind, name, start)
         self.members.append(member)
@@ -66,12 +74,10 @@ class Fleet:
 
     def kill(self, member: Member) -> bool:
         """SIGKILL; false when it was gone already. It comes back after a random time."""
-        if not member.alive:
+        if member.life is None or member.life.poll() is not None:
             return False
-        assert member.child is not None
-        member.child.process.kill()
-        member.child.process.wait()
-        self.kills[member.kind] += 1
+        member.life.kill()
+        member.life.wait()
         self._gone(member)
         return True
 
@@ -79,8 +85,8 @@ class Fleet:
         """Start what is due, and note what ended by itself."""
         now = time.monotonic()
         for member in self.members:
-            if member.child is not None:
-                code = member.child.process.poll()
+            if member.life is not None:
+                code = member.life.poll()
                 if code is not None:
                     member.exits.append(code)
                     self._gone(member)
@@ -94,12 +100,11 @@ class Fleet:
         self.tend()
 
     def _start(self, member: Member) -> None:
-        member.lives += 1
-        member.child = member.start(f"{member.name}.{member.lives}")
-        member.logs.append(member.child)
+        log = self._folder / f"{member.name}.{len(member.logs) + 1}.log"
+        log.touch()
+        member.logs.append(log)
+        member.life = member.start(log)
 
     def _gone(self, member: Member) -> None:
-        assert member.child is not None
-        self._children.stop(member.child)
-        member.child = None
+        member.life = None
         member.due = time.monotonic() + self._rng.uniform(0.02, self._longest_gap)

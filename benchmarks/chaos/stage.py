@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,13 @@ from benchmarks.chaos import aof, collect, declared, monkey
 from benchmarks.chaos.fleet import ENGINE, PROXY, REDIS, REFERENCE, UPSTREAM, WORKER, Fleet, Member
 from benchmarks.chaos.ledger import Ledger, settle
 from benchmarks.chaos.monkey import Blow, Monkey
+from benchmarks.chaos.nursery import Born, Nursery
 from benchmarks.chaos.relay import Relay
 from benchmarks.chaos.traffic import Clients
 from benchmarks.chaos.valkey import Valkey
-from benchmarks.demo.processes import Child, ChildError, Children, answers, free_ports
+from benchmarks.demo.processes import ChildError, answers, free_ports
 from verifier_pool.queue import OPEN, UNFOLDED
 
-COUNTERSIGN = (sys.executable, "-m", "countersign")
-ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 INTERVAL_MS = 12
 START_SECONDS = 60.0
 
@@ -81,36 +80,42 @@ class Stage:
         self.rng = random.Random(scene.seed)
         self.keys = [f"sk-chaos-{secrets.token_hex(8)}" for _ in range(scene.clients)]
         self.relays: dict[str, Relay] = {}
-        self.children = Children(folder)
-        self.fleet = Fleet(self.children, self.rng)
+        self.nursery = Nursery()
+        self.fleet = Fleet(folder, self.rng)
         self._say = say
         ports = free_ports(2 + len(scene.models) + scene.proxies)
         self._upstream_port, redis_port, *rest = ports
         self.engine_ports = dict(zip(scene.models, rest, strict=False))
         self.proxy_ports = {f"proxy-{n}": port for n, port in enumerate(rest[len(scene.models) :], 1)}
-        self.valkey = Valkey(self.children, redis_port, folder / "valkey", scene.fsync)
+        self.valkey = Valkey(self.nursery, redis_port, folder / "valkey", scene.fsync)
         self.log = folder / "upstream.jsonl"
         self.profiles = {model: folder / f"profile-{model}.json" for model in scene.models}
 
     async def run(self, look: Callable[[Stage], None] | None = None) -> Outcome:
         """Everything, once; `look` is called when all has settled and nothing was stopped yet."""
-        with self.children:
-            try:
-                await self._start()
-                return await self._play(look)
-            finally:
-                for relay in self.relays.values():
-                    relay.stop()
+        with self.nursery, self._ending():
+            await self._start()
+            return await self._play(look)
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for relay in self.relays.values():
+                relay.stop()
+            for member in self.fleet.members:
+                self.fleet.kill(member)
 
     async def _start(self) -> None:
         for model, path in self.profiles.items():
             path.write_text(declared.measured(model).to_json())
-        script = ["-m", "benchmarks.chaos.upstream", "--port", str(self._upstream_port), "--log", str(self.log)]
-        self._add(UPSTREAM, "upstream", [sys.executable, *script, "--interval-ms", str(INTERVAL_MS)])
+        script = ["--port", str(self._upstream_port), "--log", str(self.log), "--interval-ms", str(INTERVAL_MS)]
+        self._add(UPSTREAM, "upstream", "benchmarks.chaos.upstream", script)
         self.fleet.add(REDIS, "redis", self.valkey.start)
         for model, port in self.engine_ports.items():
-            script = ["-m", "benchmarks.chaos.engine", "--port", str(port), "--model", model]
-            self._add(ENGINE, f"engine-{model}", [sys.executable, *script])
+            script = ["--port", str(port), "--model", model]
+            self._add(ENGINE, f"engine-{model}", "benchmarks.chaos.engine", script)
         self._say("starting the processes")
         await self._until(self.valkey.answers, "Valkey")
         for name, port in self.proxy_ports.items():
@@ -143,16 +148,16 @@ class Stage:
             aof=self.scene.fsync == "always",
         )
         config = declared.write(self.folder, name, tree)
-        self._add(kind, name, [*COUNTERSIGN, *command, "--config", str(config)])
+        self._add(kind, name, "countersign", [*command, "--config", str(config)])
 
     async def _relay(self, name: str, target: int) -> Relay:
         self.relays[name] = relay = Relay(target)
         await relay.start()
         return relay
 
-    def _add(self, kind: str, name: str, command: Sequence[str]) -> Member:
-        def start(life: str) -> Child:
-            return self.children.start(life, command, ENVIRON)
+    def _add(self, kind: str, name: str, module: str, argv: list[str]) -> Member:
+        def start(log: Path) -> Born:
+            return self.nursery.start(module, argv, log)
 
         return self.fleet.add(kind, name, start)
 
@@ -195,7 +200,7 @@ class Stage:
             blows=striker.blows,
             kinds=striker.counts,
             exits={member.name: member.exits for member in self.fleet.members if member.exits},
-            lives={member.name: member.lives for member in self.fleet.members},
+            lives={member.name: len(member.logs) for member in self.fleet.members},
             refused=clients.refused,
             settled_after=settled,
             redis={"version": info.get("valkey_version"), "used_memory": info["used_memory"]},
@@ -224,8 +229,7 @@ class Stage:
         while not await asyncio.to_thread(condition):
             for member in self.fleet.members:
                 if not member.alive:
-                    assert member.child is not None
-                    raise ChildError(f"{member.name} ended at once\n{member.child.last_lines()}")
+                    raise ChildError(f"{member.name} ended at once\n{member.last_lines()}")
             if time.monotonic() > deadline:
                 raise ChildError(f"{what} was not ready within {START_SECONDS:.0f} s; see {self.folder}")
             await asyncio.sleep(0.1)
@@ -236,5 +240,4 @@ def _left(redis: Redis) -> int:
 
 
 def _ready(member: Member) -> bool:
-    assert member.child is not None
-    return b"ready: taking" in member.child.log.read_bytes()
+    return b"ready: taking" in member.logs[-1].read_bytes()

@@ -5,39 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 from redis import Redis
+from redis.exceptions import RedisError
 
-from benchmarks.demo.processes import Child, Children
+from benchmarks.chaos.nursery import Born, Nursery
 from policies.errors import SettingsError
 
 APPENDED = "appendonlydir"
+_OPTIONS = {
+    "bind": "127.0.0.1",
+    "save": "",
+    "appendonly": "yes",
+    # The file is read back in the end, from its first command.
+    "auto-aof-rewrite-percentage": "0",
+    "maxmemory-policy": "noeviction",
+}
 
 
 class Valkey:
-    """Started by `children` on a port of this machine; `fsync` is `always` or `everysec`."""
+    """On a port of this machine; `fsync` is `always` or `everysec`."""
 
-    def __init__(self, children: Children, port: int, folder: Path, fsync: str) -> None:
+    def __init__(self, nursery: Nursery, port: int, folder: Path, fsync: str) -> None:
+        self._nursery = nursery
         self.port = port
         self.folder = folder
-        self._children = children
         self._fsync = fsync
 
-    def start(self, name: str) -> Child:
+    def start(self, log: Path) -> Born:
         """Start it on what its folder holds."""
         self.folder.mkdir(exist_ok=True)
-        options = {
-            "port": str(self.port),
-            "bind": "127.0.0.1",
-            "dir": str(self.folder),
-            "save": "",
-            "appendonly": "yes",
-            "appendfsync": self._fsync,
-            # The file is read back in the end, from its first command.
-            "auto-aof-rewrite-percentage": "0",
-            "maxmemory-policy": "noeviction",
-            "loglevel": "notice",
-        }
+        options = {**_OPTIONS, "port": str(self.port), "dir": str(self.folder), "appendfsync": self._fsync}
         arguments = [part for key, value in options.items() for part in (f"--{key}", value)]
-        return self._children.start(name, [_binary(), *arguments])
+        return self._nursery.start(None, [_binary(), *arguments], log)
 
     def client(self) -> Redis:
         """A client of it, past every relay; close it."""
@@ -48,7 +46,7 @@ class Valkey:
         with self.client() as client:
             try:
                 return bool(client.ping())
-            except Exception:
+            except RedisError:
                 return False
 
 
