@@ -1,268 +1,282 @@
 """vLLM inside this process as the reference: the CPU build on a laptop, a GPU in earnest.
 
-vLLM is imported when the first engine starts. Its flat logprobs (no object per position) go straight to numpy.
+vLLM is imported when the first engine starts. Its asynchronous engine runs on a loop in one thread here, its EngineCore
+in a process of its own; every submitted replay joins the running batch. Nothing on the way back is an object per token.
 
-On vLLM's V2 runner (GPUs) the claimed ids are scored by themselves, at about the cost of a bare prefill; form `full`
-asks for the reference's twenty best in the same prefill. The V1 runner (CPUs) cannot score given ids: it is asked for
-its 64 best instead, every answer has form `full`, and a claimed id that is none of the 64 is left out. Expert ids come
-with a mixture-of-experts model where `engine: {enable_return_routed_experts: true}` is set, on the V2 runner alone.
+On vLLM's V2 runner (GPUs) the claimed ids are scored by themselves and at output rows only, at about the cost of a bare
+prefill; form `full` asks for the reference's twenty best in the same prefill. The V1 runner (CPUs) cannot score given
+ids: it is asked for its 64 best instead, every answer has form `full`, and a claimed id that is none of the 64 is left
+out. Expert ids come with a mixture-of-experts model where `engine: {enable_return_routed_experts: true}` is set, on the
+V2 runner alone.
+
+`engine_start` says how its memory is bounded, `selftest` what it must get right before it takes work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 
 from policies.errors import ReplayError, SettingsError
-from policies.evidence import Ids, Replay, ReplayForm
+from policies.evidence import Ids, Replay
 from policies.settings import ReferenceSettings
+from verifier_pool.reference import engine_reading as reading
+from verifier_pool.reference import engine_start, selftest
 from verifier_pool.reference.base import Reference, ReplayRequest
-from verifier_pool.reference.engine_rendering import render
-from verifier_pool.reference.experts import output_part
-from verifier_pool.reference.rows import TOP_K, Entries
-from verifier_pool.reference.scoring import MAX_CANDIDATES, candidates, full_form, ids_form, look_up
+from verifier_pool.reference.canary import Canary, Known
+from verifier_pool.reference.engine_loop import LoopThread
+from verifier_pool.reference.engine_process import EngineProcess
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-"""Set before vLLM is imported, unless the operator set them: no downloads, no telemetry, 1 GiB of KV cache."""
+READERS = 2
+"""Threads that build requests and read results; one more renders prompts, for tokenizers are not thread-safe."""
 
-SHUTDOWN_SECONDS = 10.0
-"""What the engine's process gets to end by itself before it is killed."""
+START_TRIES = 3
+START_PAUSE = 3.0
+"""A killed engine's memory may take a moment to come back."""
 
-ENGINE_DEFAULTS: dict[str, Any] = {
-    # A replay never reads the prefix cache (vLLM skips it for prompt logprobs), so do not fill it either.
-    "enable_prefix_caching": False,
-    "disable_log_stats": True,
-    "max_logprobs": MAX_CANDIDATES,
-}
+CLOSE_SECONDS = 30.0
 
+START_PATIENCE = 600.0
+"""Seconds of silence that the self-test allows: kernels compile on their first use."""
 
-FORMS: tuple[ReplayForm, ...] = ("full", "ids")
+NOTHING: Ids = np.zeros(0, np.int32)
+
+TEXT = "The three primary colours are red, yellow and blue. A painter mixes them to"
+"""What the known answer goes on with."""
 
 
 class VllmEngine(Reference):
-    """The reference on the folder `settings.path`. Starting takes seconds (135M, CPU) to minutes (8B, GPU)."""
+    """The reference on the folder `settings.path`. Starting takes seconds (135M, CPU) to minutes (8B, GPU).
+
+    An engine from which nothing comes back for `settings.timeout` seconds while it holds replays is killed.
+
+    Attributes:
+        scores_ids: whether vLLM runs its V2 runner here, which scores given ids.
+        llm, loop: vLLM's `AsyncLLM` and the loop it runs on, for what is no replay (benchmarks).
+    """
 
     def __init__(self, model_name: str, settings: ReferenceSettings) -> None:
+        """
+        Raises:
+            SettingsError: no such folder, no vLLM, an engine that does not start or fails its self-test.
+        """
         if not settings.path or not os.path.isdir(settings.path):
             raise SettingsError(f"models.{model_name}.reference.path", f"a model folder, not {settings.path!r}")
-        self._key = f"models.{model_name}.reference"
+        key = f"models.{model_name}.reference"
+        _import_vllm(key)
         self._settings = settings
-        self._engine: Any = None
-        self._pool = ThreadPoolExecutor(1)
-        self.scores_ids = False
-        """Whether vLLM runs its V2 runner here, which scores given ids."""
-        self._start()
-        self._self_test()
+        self._known: list[Known] = []
+        self._engine: EngineProcess | None = None
+        self._starting: asyncio.Task[EngineProcess] | None = None
+        self._closing = False
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix=f"read-{model_name}")
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix=f"render-{model_name}")
+        self._thread = LoopThread(f"reference-{model_name}")
+        self.loop = self._thread.loop
+        try:
+            engine = self._thread.run(self._start())
+        except BaseException as error:
+            self.close()
+            told = _settings_error(key, error)
+            if told is None:
+                raise
+            raise told from error
+        self.name, self.max_tokens = engine.name, engine.ability.max_tokens
+        self.scores_ids = engine.ability.scores_ids
+        self.canary = Canary(settings.canary_seconds)
+        self.canary.learn(self._known)
+
+    @property
+    def llm(self) -> Any:
+        """The running `AsyncLLM`. Raises ReplayError `engine_failed` while none runs."""
+        if self._engine is None or self._engine.dead:
+            raise ReplayError("engine_failed", "no engine runs")
+        return self._engine.llm
 
     def submit(self, request: ReplayRequest) -> Future[Replay]:
-        """Queue one replay."""
-        return self._pool.submit(lambda: self.replay([request])[0])
+        """See `Reference.submit`. A dead engine is started anew, once for all who wait."""
+        return self._thread.submit(self._replay(request))
 
-    def replay(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
-        """Replay all in one engine batch.
+    def prefill(self, request: ReplayRequest) -> Future[None]:
+        """The same sequence without logprobs: what no replay can be cheaper than. For benchmarks."""
+        return self._thread.submit(self._prefill(request))
 
-        Raises:
-            ReplayError: `too_long`, `bad_ids` and `bad_request` are final; `engine_failed` may pass, the
-                engine is started anew for the next call when it died.
-        """
-        if self._engine is None:
-            self._restart()
-        rendered = [render(self._engine, self.name, request) for request in requests]
-        replays = self._prefill(requests)
-        return [replace(replay, prompt_ids=ids) for replay, ids in zip(replays, rendered, strict=True)]
+    def restart(self) -> None:
+        """See `Reference.restart`."""
+        self._thread.run(self._restart())
 
     def close(self) -> None:
-        """Stop the engine's process and free its memory. Safe to call twice."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        core = engine.llm_engine.engine_core
-        core.shutdown(timeout=SHUTDOWN_SECONDS)
-        # vLLM leaves its sockets' context open; it may only be closed once the reading thread let go of its own.
-        reader, sockets = getattr(core, "output_queue_thread", None), getattr(core, "ctx", None)
-        if reader is not None and sockets is not None:
-            reader.join(timeout=2)
-            if not reader.is_alive():
-                sockets.term()
+        """Stop the engine's process and free its memory. Safe to call twice.
 
-    def _start(self) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        An engine that is just loading is not waited for: it ends with this process, or when it is loaded.
+        """
         try:
-            import vllm
-        except ImportError as error:
-            raise SettingsError(
-                f"{self._key}.kind", "vllm_engine needs vLLM: install this project with its extra `vllm`"
-            ) from error
+            with contextlib.suppress(TimeoutError):
+                self._thread.submit(self._end()).exception(CLOSE_SECONDS)
+        finally:
+            self._thread.close(CLOSE_SECONDS)
+            self._readers.shutdown(cancel_futures=True)
+            self._renderer.shutdown(cancel_futures=True)
+
+    async def _replay(self, request: ReplayRequest) -> Replay:
         try:
-            arguments = engine_arguments(self._settings.engine)
-            self._engine = vllm.LLM(model=str(self._settings.path), **arguments)
-        except (TypeError, ValueError, OSError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise SettingsError(f"{self._key}.engine", f"an engine that starts ({reason})") from error
-        config = self._engine.model_config
-        self._max_model_len = int(config.max_model_len)
-        self.max_tokens = self._max_model_len - 1
-        self._vocab_size = int(config.get_vocab_size())
-        self.scores_ids = bool(getattr(self._engine.llm_engine.vllm_config, "use_v2_model_runner", False))
-        self._experts = bool(arguments.get("enable_return_routed_experts"))
-        device = vllm.platforms.current_platform.device_name
-        dtype = str(config.dtype).removeprefix("torch.")
-        model = os.path.basename(os.path.normpath(str(self._settings.path)))
-        self.name = f"vllm_engine vllm-{vllm.__version__} {model} {dtype} {device}"
-
-    def _restart(self) -> None:
-        try:
-            self._start()
-        except Exception as error:
-            raise ReplayError("engine_failed", f"restart: {type(error).__name__}") from error
-
-    def _self_test(self) -> None:
-        """Replay one fixed sequence twice: the engine must compute finite numbers, and the same ones."""
-        ids = (np.arange(16, dtype=np.int32) * 37 + 1) % self._vocab_size
-        ids = ids[: min(16, self._max_model_len - 1)]
-        half = len(ids) // 2
-        request = ReplayRequest(ids[:half], ids[half:], "completions", b"", candidate_ids=ids[half:, None])
-        first, second = (self._prefill([replace(request, form=form)])[0] for form in FORMS)
-        gap = float(np.max(np.abs(first.logprobs[:, 0] - second.logprobs[:, 0])))
-        if not np.isfinite(first.logprobs[:, 0]).all() or not gap < 1e-3:
-            self.close()
-            raise SettingsError(f"{self._key}.path", "an engine that computes the same finite logprobs twice")
-
-    def _sequence(self, request: ReplayRequest) -> list[int]:
-        if not len(request.prompt_ids) or not len(request.output_ids):
-            raise ReplayError("nothing_to_replay", "prompt or output ids are missing")
-        sequence = np.concatenate([request.prompt_ids, request.output_ids])
-        if len(sequence) + 1 > self._max_model_len:
-            raise ReplayError("too_long", f"{len(sequence)} tokens and one more, of {self._max_model_len}")
-        # An id outside the embedding kills the engine, not the request.
-        if sequence.min(initial=0) < 0 or sequence.max(initial=0) >= self._vocab_size:
-            raise ReplayError("bad_ids", "a token id is outside the vocabulary")
-        ids: list[int] = sequence.tolist()
-        return ids
-
-    def _prefill(self, requests: Sequence[ReplayRequest]) -> list[Replay]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        prompts = [{"prompt_token_ids": self._sequence(request)} for request in requests]
-        wanted = [candidates(request.output_ids, request.candidate_ids, self._vocab_size) for request in requests]
-        sampling = [self._sampling(request, ids) for request, ids in zip(requests, wanted, strict=True)]
-        try:
-            with _death_watch(self._engine.llm_engine.engine_core, EngineDeadError):
-                results = self._engine.generate(prompts, sampling, use_tqdm=False)
-        except EngineDeadError as error:
-            logger.error("the reference engine died; it starts again with the next replay")
-            self._drop()
-            raise ReplayError("engine_failed", "the engine died") from error
-        except BaseException:
-            # A job time-out lands here: what is left in the engine must not leak into the next batch.
-            self._drop()
+            # Who was not in the engine yet when it died goes on with the next one.
+            while (replay := await self._try(await self._running(), request)) is None:
+                pass
+            return replay
+        except asyncio.CancelledError:
+            if self._closing:
+                raise ReplayError("engine_failed", "the reference was closed") from None
             raise
-        if len(results) != len(requests):
-            raise ReplayError("bad_replay", "the engine left out a sequence")
-        return [self._read(*each) for each in zip(results, requests, wanted, strict=True)]
 
-    def _sampling(self, request: ReplayRequest, ids: Ids) -> Any:
-        from vllm import SamplingParams
-
-        arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "flat_logprobs": True, "detokenize": False}
-        if not self.scores_ids:
-            deeper = request.candidate_ids is not None
-            return SamplingParams(prompt_logprobs=MAX_CANDIDATES if deeper else TOP_K, **arguments)
-        if request.form == "full":
-            arguments["prompt_logprobs"] = TOP_K
-        if self._experts and request.experts:
-            arguments["routed_experts_prompt_start"] = len(request.prompt_ids)
-        # A row scores the token after it: the first output token is the last prompt token's prediction.
-        start = len(request.prompt_ids) - 1
-        return SamplingParams(prompt_logprob_token_ids=ids, prompt_logprob_start=start, **arguments)
-
-    def _read(self, result: Any, request: ReplayRequest, ids: Ids) -> Replay:
-        """The replay that one engine output holds."""
-        experts = None
-        if self._experts and request.experts:
-            captured = result.outputs[0].routed_experts if result.outputs else None
-            experts = output_part(captured, len(request.prompt_ids), len(request.output_ids))
-        if not self.scores_ids:
-            entries = flat_entries(result.prompt_logprobs, len(request.output_ids))
-            rows = full_form(request.output_ids, entries, look_up(entries, ids))
-            return Replay(rows[0], rows[1], "full", None, self.name, rows[2], experts)
-        scores = result.prompt_token_id_logprobs
-        if scores is None:
-            raise ReplayError("bad_replay", "the engine scored no given ids")
-        scored = ids_form(request.output_ids, ids, np.asarray(scores, np.float32))
-        if request.form == "ids":
-            return Replay(*scored, "ids", None, self.name, None, experts)
-        entries = flat_entries(result.prompt_logprobs, len(request.output_ids))
-        rows = full_form(request.output_ids, entries, scored)
-        return Replay(rows[0], rows[1], "full", None, self.name, rows[2], experts)
-
-    def _drop(self) -> None:
+    async def _try(self, engine: EngineProcess, request: ReplayRequest) -> Replay | None:
+        """The replay, or None where the engine died before it held this one."""
+        rendering = self.loop.run_in_executor(self._renderer, engine.prompts.of, request)
+        rendering.add_done_callback(_noticed)
         try:
-            self.close()
-        except Exception:
-            logger.exception("the reference engine did not stop cleanly")
+            replay = await self._ask(engine, request)
+            return None if replay is None else replace(replay, prompt_ids=await rendering)
+        finally:
+            rendering.cancel()
+
+    async def _ask(self, engine: EngineProcess, request: ReplayRequest) -> Replay | None:
+        asked = await self.loop.run_in_executor(self._readers, reading.ask, request, engine.ability)
+        # Without given ids both forms are asked for alike.
+        form = request.form if engine.ability.scores_ids else "full"
+        async with engine.gate.through(form, request.tokens):
+            if engine.dead:
+                return None
+            result = await engine.ask(asked.sequence, asked.sampling)
+        replay = await self.loop.run_in_executor(self._readers, reading.read, result, asked, engine.ability)
+        return replace(replay, reference=engine.name)
+
+    async def _prefill(self, request: ReplayRequest) -> None:
+        engine = await self._running()
+        asked = await self.loop.run_in_executor(self._readers, reading.ask, request, engine.ability)
+        async with engine.gate.through("ids", request.tokens):
+            await engine.ask(asked.sequence, reading.bare_prefill())
+
+    async def _running(self) -> EngineProcess:
+        """The engine, started if none runs. A start that fails fails for all who wait, and the next call tries anew."""
+        if self._engine is not None and not self._engine.dead:
+            return self._engine
+        if self._closing:
+            raise ReplayError("engine_failed", "the reference was closed")
+        if self._starting is None or self._starting.done():
+            self._starting = self.loop.create_task(self._start_again())
+            self._starting.add_done_callback(_noticed)
+        return await asyncio.shield(self._starting)
+
+    async def _start_again(self) -> EngineProcess:
+        await self._stop()
+        for left in reversed(range(START_TRIES)):
+            try:
+                return await self._start()
+            except selftest.SelfTestFailed as error:
+                raise ReplayError("self_test", str(error)) from error
+            except Exception as error:
+                logger.exception("the reference engine does not start")
+                if not left:
+                    raise ReplayError("engine_failed", f"restart: {type(error).__name__}") from error
+                await asyncio.sleep(START_PAUSE)
+        raise AssertionError("unreachable")
+
+    async def _start(self) -> EngineProcess:
+        """Start an engine on this loop, which waits meanwhile, and test it before anybody else sees it."""
+        settings = self._settings
+        engine = EngineProcess(str(settings.path), settings.engine, max(settings.timeout, START_PATIENCE))
+        try:
+            await self._examine(engine)
+        except BaseException:
+            await _stopped(engine)
+            raise
+        engine.patience = settings.timeout
+        self._engine = engine
+        return engine
+
+    async def _examine(self, engine: EngineProcess) -> None:
+        async def ask(requests: Sequence[ReplayRequest]) -> list[Replay]:
+            replays = await asyncio.gather(*(self._ask(engine, request) for request in requests))
+            return [_some(replay) for replay in replays]
+
+        async def answer(prompt_ids: Ids, length: int) -> Known:
+            result = await engine.ask(prompt_ids.tolist(), reading.greedy_answer(length))
+            return reading.read_answer(result, prompt_ids)
+
+        text = ReplayRequest(NOTHING, NOTHING, "completions", orjson.dumps({"prompt": TEXT}))
+        prompt_ids = await self.loop.run_in_executor(self._renderer, engine.prompts.of, text)
+        limits = engine.ability
+        known = await selftest.examine(
+            ask, answer, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens, prompt_ids=prompt_ids
+        )
+        if self._known:
+            await selftest.recheck(ask, self._known)
+        else:
+            self._known = known
+
+    async def _restart(self) -> None:
+        if self._engine is not None:
+            self._engine.die("the reference is restarted")
+        await self._running()
+
+    async def _end(self) -> None:
+        self._closing = True
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._stop()
+
+    async def _stop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await _stopped(engine)
 
 
-@contextlib.contextmanager
-def _death_watch(core: Any, error: type[Exception]) -> Iterator[None]:
-    """Wake a caller that waits for a killed engine: vLLM 0.32 marks it dead but leaves the wait as it is."""
-    resources, outputs = getattr(core, "resources", None), getattr(core, "outputs_queue", None)
-    if resources is None or outputs is None:
-        yield
-        return
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.5):
-            if resources.engine_dead:
-                outputs.put_nowait(error())
-                return
-
-    watcher = threading.Thread(target=watch, name="engine-death-watch", daemon=True)
-    watcher.start()
+async def _stopped(engine: EngineProcess) -> None:
     try:
-        yield
-    finally:
-        over.set()
+        await engine.stop()
+    except Exception:
+        logger.exception("the reference engine did not stop cleanly")
 
 
-def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the engine: ours, the operator's over them, and what replays cannot do without."""
-    arguments = ENGINE_DEFAULTS | dict(given)
-    most = int(arguments["max_logprobs"])
-    arguments["max_logprobs"] = most if most == -1 else max(most, MAX_CANDIDATES)
-    if arguments.get("enable_return_routed_experts") and "enable_prefix_caching" not in given:
-        # vLLM keeps captured expert ids by the hash of their cache block; replays still read nothing from the cache.
-        arguments["enable_prefix_caching"] = True
-    return arguments
+def _noticed(future: asyncio.Future[Any]) -> None:
+    """Have asyncio know that this failure was seen, whether or not anybody still waits for it."""
+    if not future.cancelled():
+        future.exception()
 
 
-def flat_entries(flat: Any, output: int) -> Entries:
-    """Entries of the last `output` rows of vLLM's FlatLogprobs over a whole sequence (whose first row is empty)."""
-    if flat is None or len(flat) < output + 1:
-        raise ReplayError("bad_replay", "the engine left out rows of prompt logprobs")
-    starts = np.asarray(flat.start_indices[-output:])
-    counts = np.asarray(flat.end_indices[-output:]) - starts
-    span = slice(int(starts[0]), int(starts[-1] + counts[-1]))
-    return Entries(
-        np.repeat(np.arange(output), counts),
-        np.asarray(flat.token_ids[span], np.int64),
-        np.asarray(flat.logprobs[span], np.float64),
-        np.asarray(flat.ranks[span], np.int64),
-    )
+def _some(replay: Replay | None) -> Replay:
+    if replay is None:
+        raise ReplayError("engine_failed", "the engine died")
+    return replay
+
+
+def _import_vllm(key: str) -> None:
+    engine_start.prepare_environment()
+    try:
+        import vllm  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            f"{key}.kind", "vllm_engine needs vLLM: install this project with its extra `vllm`"
+        ) from error
+
+
+def _settings_error(key: str, error: BaseException) -> SettingsError | None:
+    """How the operator is told why the engine cannot take work; None for what is no matter of settings."""
+    if isinstance(error, selftest.SelfTestFailed):
+        return SettingsError(f"{key}.engine", f"an engine that passes its self-test ({error})")
+    if isinstance(error, (ReplayError, TypeError, ValueError, OSError, RuntimeError)):
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return SettingsError(f"{key}.engine", f"an engine that starts ({reason})")
+    return None

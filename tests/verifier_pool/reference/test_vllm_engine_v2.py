@@ -3,8 +3,7 @@ the toy model, while vLLM's own code checks what it is asked."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,80 +15,26 @@ import pytest
 from policies.errors import ReplayError
 from policies.evidence import ReplayForm
 from policies.settings import ReferenceSettings
+from tests.verifier_pool.reference.fake_llm import FakeLlm
 from tests.verifier_pool.toy import VOCAB, answer, logprobs_after
+from verifier_pool.reference import engine_start
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.reference.vllm_engine import VllmEngine, engine_arguments
+from verifier_pool.reference.engine_start import engine_arguments
+from verifier_pool.reference.vllm_engine import VllmEngine
 
 # vLLM and torch warn while they are imported.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.e2e]
 
 
-class FakeLlm:
-    """What `vllm.LLM` gives on the V2 runner."""
-
-    made: FakeLlm
-
-    def __init__(self, model: str, **arguments: Any) -> None:
-        FakeLlm.made = self
-        self.arguments = arguments
-        self.asked: list[Any] = []
-        self.spoil: Callable[[Any], Any] = lambda result: result
-        self.model_config = SimpleNamespace(
-            max_model_len=100,
-            dtype="torch.bfloat16",
-            get_vocab_size=lambda: VOCAB,
-            max_logprobs=arguments["max_logprobs"],
-        )
-        core = SimpleNamespace(shutdown=lambda timeout: None)
-        config = SimpleNamespace(use_v2_model_runner=True)
-        self.llm_engine = SimpleNamespace(vllm_config=config, engine_core=core)
-
-    def generate(self, prompts: Sequence[dict[str, list[int]]], sampling: Sequence[Any], use_tqdm: bool) -> list[Any]:
-        self.asked += sampling
-        return [
-            self.spoil(self.result(each["prompt_token_ids"], one)) for each, one in zip(prompts, sampling, strict=True)
-        ]
-
-    def result(self, ids: list[int], sampling: Any) -> Any:
-        sampling._validate_logprobs(self.model_config)
-        assert sampling.skip_reading_prefix_cache
-        start, wanted = sampling.prompt_logprob_start, sampling.prompt_logprob_token_ids
-        assert len(wanted) == len(ids) - 1 - start
-        tables = np.array([logprobs_after(last) for last in ids[start:-1]])
-        scores = np.where(wanted < 0, -np.inf, np.take_along_axis(tables, np.maximum(wanted, 0), axis=1))
-        rows = len(ids) - sampling.routed_experts_prompt_start
-        return SimpleNamespace(
-            prompt_logprobs=None if sampling.prompt_logprobs is None else flat(ids, sampling.prompt_logprobs),
-            prompt_token_id_logprobs=scores.astype(np.float32),
-            outputs=[SimpleNamespace(routed_experts=np.arange(rows * 4).reshape(rows, 2, 2).astype(np.uint8))],
-        )
-
-
-def flat(ids: list[int], top: int) -> Any:
-    """vLLM's own flat prompt logprobs: per row the token itself, then the best."""
-    from vllm.logprobs import FlatLogprobs
-
-    listed = FlatLogprobs()
-    listed.append(None)
-    for last, token in itertools.pairwise(ids):
-        table = logprobs_after(last)
-        order = np.argsort(-table)
-        best = [token, *order[:top].tolist()]
-        ranks = [int(np.flatnonzero(order == token)[0]) + 1, *range(1, top + 1)]
-        listed.append_fast(best, table[best].tolist(), iter(ranks), iter([None] * len(best)))
-    return listed
-
-
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    import vllm
-
-    monkeypatch.setattr(vllm, "LLM", FakeLlm)
+    monkeypatch.setattr(engine_start, "build", FakeLlm)
+    FakeLlm.made.clear()
     engines: list[VllmEngine] = []
 
     def open_engine(**arguments: Any) -> VllmEngine:
         engines.append(VllmEngine("m", ReferenceSettings(kind="vllm_engine", path=str(tmp_path), engine=arguments)))
-        FakeLlm.made.asked.clear()
+        FakeLlm.made[-1].asked.clear()
         return engines[-1]
 
     yield open_engine
@@ -119,13 +64,13 @@ def test_forms(start: Any) -> None:
         assert set(row[row >= 0].tolist()) == {int(emitted), 60, *range(18)}
     assert all({60, *range(18)} <= set(row.tolist()) for row in full.ids)
     assert bare.ids.shape == (12, 1)
-    assert [one.prompt_logprobs for one in FakeLlm.made.asked] == [20, None, None]
+    assert [one.prompt_logprobs for one in FakeLlm.made[-1].asked] == [20, None, None]
 
 
 def test_an_operators_engine_arguments(start: Any) -> None:
     assert start(max_logprobs=20).scores_ids
-    assert FakeLlm.made.arguments["max_logprobs"] == 64
-    assert not FakeLlm.made.arguments["enable_prefix_caching"]
+    assert FakeLlm.made[-1].arguments["max_logprobs"] == 64
+    assert not FakeLlm.made[-1].arguments["enable_prefix_caching"]
     assert engine_arguments({"max_logprobs": -1})["max_logprobs"] == -1
     assert engine_arguments({"enable_return_routed_experts": True})["enable_prefix_caching"] is True
     explicit = {"enable_return_routed_experts": True, "enable_prefix_caching": False}
@@ -136,7 +81,7 @@ def test_an_operators_engine_arguments(start: Any) -> None:
 def test_expert_ids(start: Any, form: ReplayForm) -> None:
     engine = start(enable_return_routed_experts=True)
     (replay,) = engine.replay([asking(form, experts=True)])
-    assert FakeLlm.made.asked[0].routed_experts_prompt_start == 3
+    assert FakeLlm.made[-1].asked[0].routed_experts_prompt_start == 3
     assert replay.routed_experts is not None
     assert replay.routed_experts.shape == (11, 2, 2)
     assert replay.routed_experts[0, 0, 0] == 0
@@ -161,7 +106,7 @@ def test_what_no_sound_engine_answers(start: Any, name: str, value: Any) -> None
         setattr(result, name, value)
         return result
 
-    FakeLlm.made.spoil = spoil
+    FakeLlm.made[-1].spoil = spoil
     with pytest.raises(ReplayError, match="bad_replay"):
         engine.replay([asking("full", experts=True)])
 
@@ -173,5 +118,5 @@ def test_preempted_experts_are_only_missing(start: Any) -> None:
         result.outputs[0].routed_experts = None
         return result
 
-    FakeLlm.made.spoil = spoil
+    FakeLlm.made[-1].spoil = spoil
     assert engine.replay([asking("ids", experts=True)])[0].routed_experts is None
