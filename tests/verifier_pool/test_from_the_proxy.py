@@ -9,8 +9,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 from redis import Redis
-from rq import Queue
-from rq.serializers import JSONSerializer
 
 from policies import codec
 from policies.settings import BackendSettings, Settings
@@ -21,7 +19,7 @@ from proxy.outage import Outage
 from proxy.recorder import Recorder
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key, units_key, waiting_key
+from verifier_pool.queue import intent_key, units_key, waiting_key
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
@@ -69,9 +67,8 @@ def test_what_it_decides_itself_counts_for_the_backend_as_declared(
 
 
 def test_what_is_shed_counts_with_its_tokens(redis: Redis, recorder: Recorder) -> None:
-    queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
     for number in range(4):
-        queue.enqueue(VERIFY_JOB, f"{number:032x}", job_id=f"{number:032x}")
+        note_waiting(redis, f"{number:032x}", "honest", time.time(), 600)
     evidence = answer(length=7)
     recorder.finished(generation(evidence.id), lambda: [evidence, replace(evidence, index=1)], 1)
     (found,) = units(redis, 1)
