@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.cost.claims import claim_arrays
 from benchmarks.cost.plan import DICTS, FLAT, IDS, PLAIN, PREFILL, WORKER
 from policies.errors import CountersignError
-from policies.evidence import Evidence, Ids, Replay, Sampling, Usage
+from policies.evidence import Evidence, Ids, Replay, ReplayForm, Sampling, Usage
 from policies.settings import ReferenceSettings
 from verifier_pool.reference.base import ReplayRequest
 
@@ -43,7 +43,8 @@ PATIENCE = 900.0
 class Request:
     """What a worker is asked, and what it answered where a replay needs that.
 
-    `temperature` 0 is greedy; above, `seed` draws.
+    `temperature` 0 is greedy; above, `seed` draws. `at_least` also asks for that many tokens by `min_tokens`, as LMCV
+    does; the end token is ignored in any case.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Request:
     output_len: int
     temperature: float = 0.0
     seed: int | None = None
+    at_least: bool = True
     answer: Evidence | None = None
 
 
@@ -125,7 +127,7 @@ class Arms:
             "model": MODEL,
             "prompt": request.prompt_ids.tolist(),
             "max_tokens": request.output_len,
-            "min_tokens": request.output_len,
+            "min_tokens": request.output_len if request.at_least else 0,
             "ignore_eos": True,
             "temperature": request.temperature,
             "seed": request.seed,
@@ -141,7 +143,7 @@ class Arms:
                 temperature=request.temperature,
                 seed=request.seed,
                 max_tokens=request.output_len,
-                min_tokens=request.output_len,
+                min_tokens=request.output_len if request.at_least else 0,
                 ignore_eos=True,
             ),
             runtime=self._runtime,
@@ -166,7 +168,7 @@ class Arms:
         if arm in (DICTS, PREFILL):
             ids = np.concatenate([answer.prompt_ids, answer.output_ids]).tolist()
             return ids, self._prefilling(self._top_k if arm == DICTS else None)
-        form = "full" if arm == FLAT else "ids"
+        form: ReplayForm = "full" if arm == FLAT else "ids"
         return ReplayRequest(
             answer.prompt_ids, answer.output_ids, "completions", b"", candidate_ids=answer.claim_ids, form=form
         )
@@ -179,7 +181,7 @@ class Arms:
             temperature=request.temperature,
             seed=request.seed,
             max_tokens=request.output_len,
-            min_tokens=request.output_len,
+            min_tokens=request.output_len if request.at_least else 0,
             ignore_eos=True,
             logprobs=logprobs,
             output_kind=RequestOutputKind.FINAL_ONLY,

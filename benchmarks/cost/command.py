@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, STANDARD_LOADS, VERIFIERS, WORKER, lengths, loads
 from policies.errors import CountersignError
@@ -23,6 +24,7 @@ from policies.errors import CountersignError
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing and write the report; 1 when any row holds an error. Raises CountersignError."""
     options = parser().parse_args(list(argv))
+    signal.signal(signal.SIGTERM, _terminated)
     if options.report is not None:
         options.output_dir, options.report_only = options.report, True
     if options.gpu:
@@ -44,6 +46,10 @@ def main(argv: Sequence[str]) -> int:
         print("not everything is measured; the same command goes on", file=sys.stderr)
     print(f"written to {options.output_dir}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _terminated(signum: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + signum)
 
 
 def chosen_arms(options: argparse.Namespace) -> list[str]:
@@ -85,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--engine", type=_object, default={}, help="more keyword arguments of the engine, as JSON")
     ours.add_argument("--runtime", default="", help="declared runtime of the worker, as in countersign.yaml")
     ours.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS), help="of the grid; none: no grid")
+    ours.add_argument("--worker-repeats", type=_count, help="timed runs of the worker, default --repeats")
     ours.add_argument(
         "--load",
         type=_loads,

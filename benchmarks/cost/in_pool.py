@@ -116,7 +116,7 @@ def _cpu(rows: Sequence[Row]) -> str:
 def _queueing(rows: Sequence[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: (row["load"], row["level"])):
-        for what, name in (("waited_s", "in queues"), ("latency_s", "to the verdict")):
+        for what, name in (("queued_s", "queueing"), ("latency_s", "to the verdict")):
             found = row[what] or {}
             lines.append(
                 [
@@ -131,9 +131,9 @@ def _queueing(rows: Sequence[Row]) -> str:
             )
     head = ["load", "of capacity", "arrivals/s", "delay", "p50 ms", "p90", "p95", "p99", "max", "GPU busy", "n"]
     return (
-        "### Delay below capacity\n\nPoisson arrivals whatever the pool does; the first tenth is left out. In queues = "
-        "what a generation's jobs waited together; to the verdict = everything after the response's end.\n\n"
-        + table(head, lines)
+        "### Delay below capacity\n\nPoisson arrivals whatever the pool does; the first tenth is left out. To the "
+        "verdict = everything after the response's end; queueing = what of it goes beyond the median of the same "
+        "answers one at a time.\n\n" + table(head, lines)
     )
 
 
@@ -144,21 +144,19 @@ def _latency(rows: Sequence[Row], cells: Grid) -> str:
     lines = []
     for cell, each in sorted(by_cell.items()):
         whole = float(np.median([row["end_to_end_s"] for row in each]))
-        jobs = [row["replay_job_s"] for row in each if row["replay_job_s"] is not None]
         times = cells.get(cell, {})
         ids, flat = times.get(IDS, Times()).median, times.get(FLAT, Times()).median
         lines.append(
             [
                 f"{cell[0]} / {cell[1]}",
                 milliseconds(whole),
-                milliseconds(float(np.median(jobs))) if jobs else "",
                 milliseconds(ids),
                 milliseconds(flat),
                 milliseconds(None if ids is None else whole - ids),
                 str(len(each)),
             ]
         )
-    head = ["in / out", "end to end ms", "replay job", "`ids` in the engine", "`flat` in the engine", "the rest", "n"]
+    head = ["in / out", "end to end ms", "`ids` in the engine", "`flat` in the engine", "the rest", "n"]
     return (
         "### One at a time, end to end\n\nFrom the response's end to the verdict's announcement, form `ids`, nothing "
         "else in the pool; beside it the time the reference is occupied. The rest = packing, Valkey, queues, CPU "

@@ -71,6 +71,7 @@ class Loads:
                 output,
                 TEMPERATURE,
                 self._seed * 1_000_003 + place,
+                at_least=False,
             )
             for place, (prompt, output) in enumerate(load.requests)
         ]

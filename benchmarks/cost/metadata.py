@@ -27,14 +27,16 @@ class Metadata:
 
     def __init__(self, path: Path, options: argparse.Namespace, settings: ReferenceSettings, began: str) -> None:
         self._path = path
-        known = json.loads(path.read_text()) if path.exists() else {"benchmark": "cost", "runs": []}
+        known: dict[str, Any] = {"benchmark": "cost", "runs": []}
+        if path.exists():
+            known = json.loads(path.read_text())
         what = {
             "model": os.path.basename(os.path.normpath(str(settings.path))),
             "engine": settings.engine,
             "top_k": options.top_k,
             "seed": options.seed,
             "runtime": options.runtime,
-            "gpu": _gpu(),
+            "gpu": (_gpu() or "").rpartition(",")[0] or None,  # another driver is no other GPU
         }
         if known.get("what", what) != what:
             differ = sorted(key for key in what if known["what"].get(key) != what[key])

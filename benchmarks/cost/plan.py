@@ -53,11 +53,12 @@ def plan(
     repeats: int,
     seed: int,
     max_total_tokens: int = 0,
+    worker_repeats: int | None = None,
 ) -> list[Task]:
     """Every run of every cell in a random order that interleaves cells and arms.
 
     A cell's first run is its worker's, whose claim the other arms replay. Cells over `max_total_tokens` (0: no limit)
-    are left out; outputs from `LONG` on run once.
+    are left out; outputs from `LONG` on run once. `worker_repeats` is the worker's own number of runs.
     """
     tasks = [
         Task(prompt, output, arm, number)
@@ -65,7 +66,7 @@ def plan(
         for output in dict.fromkeys(outputs)
         if not max_total_tokens or prompt + output <= max_total_tokens
         for arm in arms
-        for number in range(runs(output, repeats))
+        for number in range(runs(output, worker_repeats or repeats if arm == WORKER else repeats))
     ]
     random.Random(seed).shuffle(tasks)
     places: dict[tuple[int, int], list[int]] = defaultdict(list)

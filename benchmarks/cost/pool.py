@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ PATIENCE = 60.0
 """Seconds without any verdict after which the rest counts as missing."""
 FIRST_PART = 0.1
 """Share of an open-loop phase whose arrivals are left out of its percentiles: the queue is still filling."""
+ALONE = 9
+"""Generations that say how long a verdict takes when nothing else is in the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Phases:
                 began = time.monotonic()
                 fed = await self.feeder.feed(evidence)
                 await self.feeder.settle(PATIENCE)
+                await self.feeder.look_up([fed])
                 self.clock.learn(LATENCY, 1, time.monotonic() - began)
                 self.rows.append(
                     {
@@ -81,8 +85,6 @@ class Phases:
                         "iter": number,
                         "share": self.share,
                         "end_to_end_s": fed.latency,
-                        "replay_job_s": fed.replayed,
-                        "waited_s": fed.waited,
                         "verdict": fed.verdict,
                         "error": "" if fed.decided is not None else "no verdict",
                     }
@@ -94,15 +96,14 @@ class Phases:
         before, began = self.pool.cpu(), time.monotonic()
         fed = [await self.feeder.feed(supply[number]) for number in range(count)]
         await self.feeder.settle(PATIENCE)
-        row = self._row(CAPACITY, supply, fed, before, began)
+        row = await self._row(CAPACITY, supply, fed, before, began)
         row["offered_s"] = fed[-1].sent - fed[0].sent
         self.rows.append(row)
         return row
 
     async def queueing(self, supply: Supply, capacity: float, level: float) -> Row:
         """Poisson arrivals at a share of the capacity (generations a second), whatever the pool does."""
-        import asyncio
-
+        alone = await self._alone(supply)
         rng = np.random.default_rng([self.seed, round(1000 * level)])
         expected = max(capacity * level * self.seconds, 8)
         arrivals = np.cumsum(rng.exponential(1 / (capacity * level), math.ceil(expected)))
@@ -117,18 +118,36 @@ class Phases:
             late = max(late, -wait)
             fed.append(await self.feeder.feed(supply[number]))
         await self.feeder.settle(PATIENCE)
-        row = self._row(QUEUEING, supply, fed, before, began)
-        row |= {"level": level, "rate": capacity * level, "late_s": late}
+        row = await self._row(QUEUEING, supply, fed, before, began)
+        counted = fed[int(len(fed) * FIRST_PART) :]
+        row |= {
+            "level": level,
+            "rate": capacity * level,
+            "late_s": late,
+            "alone_s": alone,
+            "latency_s": _quantiles([one.latency for one in counted]),
+            "queued_s": _quantiles([max(one.latency - alone, 0.0) for one in counted if one.latency is not None]),
+        }
         self.rows.append(row)
         return row
 
-    def _row(self, phase: str, supply: Supply, fed: Sequence[Fed], before: dict[str, float], began: float) -> Row:
+    async def _alone(self, supply: Supply) -> float:
+        """Median seconds to the verdict of some of these answers, one at a time."""
+        alone = []
+        for number in range(ALONE):
+            fed = await self.feeder.feed(supply[number])
+            await self.feeder.settle(PATIENCE)
+            if fed.latency is not None:
+                alone.append(fed.latency)
+        return float(np.median(alone)) if alone else 0.0
+
+    async def _row(self, phase: str, supply: Supply, fed: Sequence[Fed], before: dict[str, float], began: float) -> Row:
         decided = sorted(one.decided for one in fed if one.decided is not None)
         ended = began + (decided[-1] - fed[0].sent if decided else 0.0)
         after = self.pool.cpu()
+        await self.feeder.look_up(fed)
         seconds = ended - began
         tokens = sum(one.tokens for one in fed if one.decided is not None)
-        counted = fed[int(len(fed) * FIRST_PART) :] if phase == QUEUEING else fed
         return {
             "phase": phase,
             "load": supply.name,
@@ -141,13 +160,7 @@ class Phases:
             "tokens_per_s": tokens / seconds if seconds else None,
             "steady_tokens_per_s": _steady(fed),
             "verdicts": words(fed),
-            "latency_s": _quantiles([one.latency for one in counted]),
-            "waited_s": _quantiles([one.waited for one in counted]),
-            "replay_job_s": _quantiles([one.replayed for one in counted]),
-            "stage_waited_s": {
-                stage: _quantiles([times[1] - times[0] for one in counted if (times := one.stages.get(stage))])
-                for stage in ("first", "replay", "judge")
-            },
+            "latency_s": _quantiles([one.latency for one in fed]),
             "cpu_s": {role: after[role] - before[role] for role in ROLES},
             "gpu_percent": self.gpu.mean(began + 0.1 * seconds, began + 0.9 * seconds),
             "error": "" if len(decided) == len(fed) else f"{len(fed) - len(decided)} without a verdict",

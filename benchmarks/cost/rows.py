@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def seconds_of(row: Row) -> float | None:
     return None if found is None or row.get("error") else float(found)
 
 
-def done(rows: Iterator[Row] | list[Row]) -> set[Task]:
+def done(rows: Iterable[Row]) -> set[Task]:
     """Tasks that have a good row."""
     return {
         Task(row["input_len"], row["output_len"], row["arm"], row["iter"])

@@ -103,6 +103,7 @@ def _engine_part(
         repeats=options.repeats,
         seed=options.seed,
         max_total_tokens=options.max_total_tokens,
+        worker_repeats=options.worker_repeats,
     )
     todo = left(tasks, done(rows))
     measured = {(row["load"], row["arm"], row["iter"]) for row in load_rows if not row["error"]}
@@ -230,9 +231,11 @@ def pool_settings(options: argparse.Namespace, settings: ReferenceSettings, prof
     """
     real = settings.engine["load_format"] != "dummy"
     config = json.loads((Path(str(settings.path)) / "config.json").read_text())
+    ends = config.get("eos_token_id")
     model: dict[str, Any] = {
         "vocab_size": config["vocab_size"],
         "max_model_len": settings.engine["max_model_len"],
+        "eos_token_ids": ends if isinstance(ends, list) else [] if ends is None else [ends],
         "reference": settings.model_dump(mode="json", exclude_defaults=True),
     }
     if real:

@@ -52,13 +52,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 SHAPES["tiny"] = SHAPES["qwen3-8b"] | {
     "bos_token_id": 2000,
     "eos_token_id": 2001,
-    "head_dim": 16,
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "head_dim": 64,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "max_position_embeddings": 4096,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 1,
     "vocab_size": 2048,
 }
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from redis import Redis
@@ -83,7 +83,7 @@ class Pool:
         """CPU seconds of every role so far."""
         replay = self._children["replay"].pid
         verify = self._children["verify"].pid
-        store = int(cast("dict[str, Any]", self.redis.info("server"))["process_id"])
+        store = int(self.redis.info("server")["process_id"])
         return {
             "verify": tree_seconds([verify, *descendants(verify)]),
             "replay": cpu_seconds(replay),
