@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +53,16 @@ class Known:
         return agrees(self.ids, self.logprobs, replay) == self.good
 
 
-def spoiled(known: Known, vocab_size: int) -> Known:
-    """The claim of a good answer on random tokens: known bad."""
-    random = np.random.default_rng([vocab_size, len(known.output_ids)])
-    output = random.integers(0, vocab_size, len(known.output_ids)).astype(np.int32)
-    ids = known.ids[:, :1].copy()
-    ids[:, 0] = output
-    return Known(known.prompt_ids, output, ids, known.logprobs[:, :1], good=False)
+def spoiled(known: Known, vocabulary: Ids) -> Known:
+    """The claim of a good answer on tokens drawn at random from a vocabulary: known bad."""
+    output = draw(vocabulary, len(known.output_ids), 5)
+    return Known(known.prompt_ids, output, output[:, None], known.logprobs[:, :1], good=False)
+
+
+def draw(vocabulary: Ids, count: int, seed: int) -> Ids:
+    """int32 (count,): random ids of a vocabulary, the same ones every time."""
+    chosen: Ids = np.random.default_rng(seed).choice(vocabulary, count).astype(np.int32)
+    return chosen
 
 
 def gap(ids: Ids, logprobs: Logprobs, replay: Replay) -> float:
@@ -90,12 +93,13 @@ class Canary:
     Silent until its reference knows an answer (`learn`): a server may come up later than the pool.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, study: Callable[[], None] | None = None) -> None:
         """
         Args:
             seconds: between two canaries; 0 is never.
+            study: begins to find out a known answer. Called when a canary would be due and none is known.
         """
-        self._seconds = seconds
+        self._seconds, self._study = seconds, study
         self._lock = threading.Lock()
         self._turns: Iterator[tuple[Known, ReplayForm]] | None = None
         self._next = float("-inf")
@@ -123,10 +127,13 @@ class Canary:
             now: seconds of any one clock.
         """
         with self._lock:
-            if not self._seconds or self._turns is None or self._out is not None or now < self._next:
+            if not self._seconds or self._out is not None or now < self._next:
                 return False
             self._next = now + self._seconds
-            return True
+            known = self._turns is not None
+        if not known and self._study is not None:
+            self._study()
+        return known
 
     def request(self) -> ReplayRequest:
         """The next canary, to be submitted like any other replay; `judge` must follow."""

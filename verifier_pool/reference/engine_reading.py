@@ -162,17 +162,9 @@ def read_answer(result: Any, prompt_ids: Ids) -> Known:
     answer = result.outputs[0]
     output_ids = np.asarray(answer.token_ids, np.int32)
     entries = flat_entries(answer.logprobs, len(output_ids)).finite()
-    ids = candidates(output_ids, _table(entries, len(output_ids)), None)
+    ids = candidates(output_ids, entries.table(len(output_ids)), None)
     found: tuple[Ids, Logprobs] = look_up(entries, ids)
     return Known(prompt_ids, output_ids, *found)
-
-
-def _table(entries: Entries, rows: int) -> Ids:
-    """int32 (rows, W): the ids of every row, −1 pads."""
-    column = np.arange(len(entries.row)) - np.searchsorted(entries.row, entries.row, side="left")
-    table = np.full((rows, int(column.max(initial=0)) + 1), -1, np.int32)
-    table[entries.row, column] = entries.ids
-    return table
 
 
 def prompt_entries(logprobs: Any, output: int) -> Entries:

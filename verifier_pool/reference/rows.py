@@ -44,6 +44,13 @@ class Entries:
             raise ReplayError("bad_replay", "a logprob is positive or not a number")
         return Entries(self.row, self.ids, logprobs, self.ranks)
 
+    def table(self, rows: int) -> Ids:
+        """int32 (rows, W): the ids of every row in their order, −1 pads."""
+        column = np.arange(len(self.row)) - np.searchsorted(self.row, self.row, side="left")
+        table = np.full((rows, int(column.max(initial=0)) + 1), PAD_ID, np.int32)
+        table[self.row, column] = self.ids
+        return table
+
 
 def replay_rows(output_ids: Ids, entries: Entries) -> tuple[Ids, Logprobs]:
     """The emitted token and the reference's own best as `Replay.ids` and `Replay.logprobs`.

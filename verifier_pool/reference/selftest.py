@@ -20,46 +20,47 @@ import numpy as np
 from policies.errors import CountersignError
 from policies.evidence import Ids, Replay, ReplayForm
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.reference.canary import AGREEMENT, CUT, Known, gap, spoiled
+from verifier_pool.reference.canary import AGREEMENT, CUT, Known, draw, gap, spoiled
 
 Ask = Callable[[Sequence[ReplayRequest]], Awaitable[list[Replay]]]
 """Replays of all requests at once, in order."""
 
-Answer = Callable[[Ids, int], Awaitable[Known]]
-"""The reference's own greedy answer of so many tokens to a prompt."""
+Answer = Callable[[int], Awaitable[Known]]
+"""The reference's own greedy answer of so many tokens, to whatever prompt it likes."""
 
-PROMPT_TOKENS = 32
 ANSWER_TOKENS = 24
 SHARED_TOKENS = 48
 APART_TOKENS = 16
 """The shared beginning spans several blocks of a prefix cache (16 tokens on GPUs)."""
+
+LEAST_TOKENS = 16
 
 
 class SelfTestFailed(CountersignError):
     """The reference computes what a sound one does not; the message says what."""
 
 
-async def examine(
-    ask: Ask, answer: Answer, *, vocab_size: int, max_tokens: int, prompt_ids: Ids | None = None
-) -> list[Known]:
+async def examine(ask: Ask, answer: Answer, *, max_tokens: int, vocabulary: Ids | None = None) -> list[Known]:
     """Test a reference; its known answers, good and bad, for canaries.
 
     Args:
-        max_tokens: prompt and output of its longest replay; a reference of fewer than 8 cannot be tested.
-        prompt_ids: what it answers to: text it can go on with. Random tokens otherwise.
+        max_tokens: prompt and output of its longest replay.
+        vocabulary: ids to draw random tokens from; those of its own answer otherwise.
 
     Returns:
         A good one, and a bad one where the model tells tokens apart (one of random weights does not).
 
     Raises:
-        SelfTestFailed.
+        SelfTestFailed: it is not sound, or reads fewer than `LEAST_TOKENS`.
         ReplayError: it could not be asked.
     """
-    if max_tokens < 8:
-        raise SelfTestFailed(f"it reads only {max_tokens} tokens")
-    good = await _known_answer(ask, answer, vocab_size, max_tokens, prompt_ids)
-    await _shared_beginnings(ask, vocab_size, max_tokens)
-    bad = spoiled(good, vocab_size)
+    if max_tokens < LEAST_TOKENS:
+        raise SelfTestFailed(f"it reads only {max_tokens} tokens, of {LEAST_TOKENS}")
+    good = await answer(min(ANSWER_TOKENS, max_tokens // 2))
+    await _known_answer(ask, good)
+    ids = _own_vocabulary(good) if vocabulary is None else vocabulary
+    await _shared_beginnings(ask, ids, max_tokens)
+    bad = spoiled(good, ids)
     (replay,) = await ask([bad.request()])
     _finite("random tokens", replay)
     return [good, bad] if bad.holds(replay) else [good]
@@ -77,11 +78,7 @@ async def recheck(ask: Ask, known: Sequence[Known]) -> None:
             raise SelfTestFailed("it does not say what it said when it first started")
 
 
-async def _known_answer(ask: Ask, answer: Answer, vocab_size: int, max_tokens: int, prompt_ids: Ids | None) -> Known:
-    prompt = min(PROMPT_TOKENS, max_tokens // 2)
-    asked = prompt_ids if prompt_ids is not None and 0 < len(prompt_ids) <= max_tokens // 2 else None
-    asked = random_ids(prompt, vocab_size, 1) if asked is None else asked
-    known = await answer(asked, min(ANSWER_TOKENS, max_tokens - len(asked)))
+async def _known_answer(ask: Ask, known: Known) -> None:
     replays = {}
     # One after the other, each alone: what is in the batch must not matter here.
     turns: dict[str, ReplayForm] = {"known answer": "full", "twice": "full", "forms": "ids", "forms twice": "ids"}
@@ -94,16 +91,15 @@ async def _known_answer(ask: Ask, answer: Answer, vocab_size: int, max_tokens: i
     _same("a second replay of form full", _between(replays["known answer"], replays["twice"]))
     _same("a second replay of form ids", _between(replays["forms"], replays["forms twice"]))
     _same("the two forms of a replay", _between(replays["forms"], replays["known answer"]))
-    return known
 
 
-async def _shared_beginnings(ask: Ask, vocab_size: int, max_tokens: int) -> None:
+async def _shared_beginnings(ask: Ask, vocabulary: Ids, max_tokens: int) -> None:
     apart = min(APART_TOKENS, max_tokens // 4)
-    shared = random_ids(min(SHARED_TOKENS, max_tokens - apart), vocab_size, 2)
+    shared = draw(vocabulary, min(SHARED_TOKENS, max_tokens - apart), 2)
     # The beginning is scored too: cached rows have no logits, and stale ones have another sequence's.
     prompt, scored = shared[: len(shared) // 3], shared[len(shared) // 3 :]
     pair = [
-        ReplayRequest(prompt, np.concatenate([scored, random_ids(apart, vocab_size, seed)]), "completions", b"")
+        ReplayRequest(prompt, np.concatenate([scored, draw(vocabulary, apart, seed)]), "completions", b"")
         for seed in (3, 4)
     ]
     alone = [(await ask([each]))[0] for each in pair]
@@ -113,10 +109,15 @@ async def _shared_beginnings(ask: Ask, vocab_size: int, max_tokens: int) -> None
             _same("sequences that begin alike", _between(alone[place], replay))
 
 
-def random_ids(count: int, vocab_size: int, seed: int) -> Ids:
-    """int32 (count,), the same ones every time, from the middle of the vocabulary: special tokens stand at its ends."""
-    first, last = vocab_size // 8, max(vocab_size * 3 // 4, vocab_size // 8 + 1)
-    return np.random.default_rng([vocab_size, seed]).integers(first, last, count).astype(np.int32)
+def middle(vocab_size: int) -> Ids:
+    """The ids of a vocabulary's middle: special tokens stand at its ends."""
+    first = vocab_size // 8
+    return np.arange(first, max(vocab_size * 3 // 4, first + 1), dtype=np.int32)
+
+
+def _own_vocabulary(known: Known) -> Ids:
+    ids = np.unique(np.concatenate([known.prompt_ids, known.ids.ravel()]))
+    return ids[ids >= 0].astype(np.int32)
 
 
 def _between(one: Replay, other: Replay) -> float:

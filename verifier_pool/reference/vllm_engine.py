@@ -32,7 +32,7 @@ from policies.settings import ReferenceSettings
 from verifier_pool.reference import engine_reading as reading
 from verifier_pool.reference import engine_start, selftest
 from verifier_pool.reference.base import Reference, ReplayRequest
-from verifier_pool.reference.canary import Canary, Known
+from verifier_pool.reference.canary import Canary, Known, draw
 from verifier_pool.reference.engine_loop import LoopThread
 from verifier_pool.reference.engine_process import EngineProcess
 
@@ -65,6 +65,8 @@ class VllmEngine(Reference):
         scores_ids: whether vLLM runs its V2 runner here, which scores given ids.
         llm, loop: vLLM's `AsyncLLM` and the loop it runs on, for what is no replay (benchmarks).
     """
+
+    canary: Canary
 
     def __init__(self, model_name: str, settings: ReferenceSettings) -> None:
         """
@@ -210,16 +212,18 @@ class VllmEngine(Reference):
             replays = await asyncio.gather(*(self._ask(engine, request) for request in requests))
             return [_some(replay) for replay in replays]
 
-        async def answer(prompt_ids: Ids, length: int) -> Known:
-            result = await engine.ask(prompt_ids.tolist(), reading.greedy_answer(length))
-            return reading.read_answer(result, prompt_ids)
-
         text = ReplayRequest(NOTHING, NOTHING, "completions", orjson.dumps({"prompt": TEXT}))
         prompt_ids = await self.loop.run_in_executor(self._renderer, engine.prompts.of, text)
         limits = engine.ability
-        known = await selftest.examine(
-            ask, answer, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens, prompt_ids=prompt_ids
-        )
+        vocabulary = selftest.middle(limits.vocab_size)
+
+        async def answer(length: int) -> Known:
+            room = limits.max_tokens - length
+            asked = draw(vocabulary, min(room, 32), 1) if prompt_ids is None else prompt_ids
+            result = await engine.ask(asked[:room].tolist(), reading.greedy_answer(length))
+            return reading.read_answer(result, asked[:room])
+
+        known = await selftest.examine(ask, answer, max_tokens=limits.max_tokens, vocabulary=vocabulary)
         if self._known:
             await selftest.recheck(ask, self._known)
         else:

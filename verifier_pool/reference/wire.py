@@ -48,6 +48,26 @@ class Generated(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
+class AnswerLogprobs(msgspec.Struct):
+    """With `return_tokens_as_token_ids` a token's text is `token_id:17`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class AnswerChoice(msgspec.Struct):
+    logprobs: AnswerLogprobs
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+
+
+class Answer(msgspec.Struct):
+    """Of `/v1/completions` where it is asked to answer."""
+
+    choices: list[AnswerChoice]
+
+
 class Card(msgspec.Struct):
     id: str
     max_model_len: int | None = None
@@ -113,3 +133,23 @@ def scores(text: str | None, ids: Ids) -> np.ndarray[Any, np.dtype[np.float32]]:
     if array is None or array.shape != ids.shape or array.dtype.kind != "f":
         raise ReplayError("bad_replay", "the reference scored other ids than it was given")
     return array.astype(np.float32)
+
+
+def answer_entries(choice: AnswerChoice) -> Entries:
+    """Entries of every token of an answer. Raises ReplayError `bad_replay`."""
+    told, count = choice.logprobs, len(choice.token_ids)
+    if len(told.token_logprobs) != count or len(told.top_logprobs) != count:
+        raise ReplayError("bad_replay", "an answer with other logprobs than tokens")
+    rows = [
+        {f"token_id:{token}": logprob} | (top or {})
+        for token, logprob, top in zip(choice.token_ids, told.token_logprobs, told.top_logprobs, strict=True)
+    ]
+    names = [name.removeprefix("token_id:") for row in rows for name in row]
+    if not all(name.isdecimal() for name in names):
+        raise ReplayError("bad_replay", "an answer whose tokens are no ids")
+    return Entries(
+        np.repeat(np.arange(count), [len(row) for row in rows]),
+        np.array([int(name) for name in names], np.int64),
+        np.array([value for row in rows for value in row.values()], np.float64),
+        np.full(len(names), NO_RANK, np.int64),
+    )
