@@ -184,7 +184,7 @@ def secure_cluster(folder: Path) -> Iterator[Place]:
 
 
 def _wait_until_ok(client: redis.Redis) -> None:
-    wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+    wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
