@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         taken = queues_of(settings, socket.gethostname())
     except RedisError:
         return 0 if arguments.alive else 1
-    return 0 if expected(settings, arguments.only, arguments.model) <= taken else 1
+    return 0 if expected(settings, arguments.only, arguments.model, arguments.reference) <= taken else 1
 
 
 def queues_of(settings: Settings, host: str) -> set[str]:
@@ -49,15 +49,17 @@ def queues_of(settings: Settings, host: str) -> set[str]:
         store.close()
 
 
-def expected(settings: Settings, only: str | None, model: str | None) -> set[str]:
+def expected(settings: Settings, only: str | None, model: str | None, reference: str | None) -> set[str]:
     """Names of the queues that `countersign worker` takes work from, when it is called with these arguments."""
     if only == "webhooks":
         return {WEBHOOK_QUEUE}
     names = {VERIFY_QUEUE} if only in (None, "verify") else set()
     if only in (None, "replay"):
         chosen = {name: own for name, own in settings.models.items() if model in (None, name)}
-        names |= {queue_of(name, second=False) for name, own in chosen.items() if own.reference}
-        names |= {queue_of(name, second=True) for name, own in chosen.items() if own.second_reference}
+        if reference in (None, "first"):
+            names |= {queue_of(name, second=False) for name, own in chosen.items() if own.reference}
+        if reference in (None, "second"):
+            names |= {queue_of(name, second=True) for name, own in chosen.items() if own.second_reference}
     return names
 
 
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", default=os.environ.get("COUNTERSIGN_CONFIG"), help="settings file")
     parser.add_argument("--only", choices=("verify", "replay", "webhooks"), help="as given to countersign worker")
     parser.add_argument("--model", help="as given to countersign worker")
+    parser.add_argument("--reference", choices=("first", "second"), help="as given to countersign worker")
     parser.add_argument("--alive", action="store_true", help="a store that does not answer says nothing against it")
     return parser
 

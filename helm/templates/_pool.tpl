@@ -30,21 +30,37 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Every reference of the settings, as JSON: {"items": [{model, kind, suffix}]}. Stops the release when
-     reference.perModel names a model that has none. */}}
+{{/* Every reference of the settings, as JSON: {"items": [{model, engine, suffix, label, only, part}]}. Stops the
+     release when reference.perModel names a model that has none, or a second one that is not there. */}}
 {{- define "countersign.references" -}}
 {{- $items := list -}}
 {{- $models := .Values.settings.models | default dict -}}
-{{- range $model, $own := $models -}}
-{{- if get $own "reference" -}}
-{{- $items = append $items (dict "model" $model "kind" $own.reference.kind "second" (get $own "second_reference")) -}}
-{{- end -}}
-{{- end -}}
-{{- $known := list -}}
-{{- range $items -}}{{- $known = append $known .model -}}{{- end -}}
-{{- range $model, $_ := .Values.reference.perModel -}}
-{{- if not (has $model $known) -}}
+{{- $shared := omit .Values.reference "perModel" -}}
+{{- range $model, $own := .Values.reference.perModel -}}
+{{- $settings := get $models $model | default dict -}}
+{{- if not (get $settings "reference") -}}
 {{- fail (printf "reference.perModel.%s: settings.models has no reference of that name" $model) -}}
+{{- else if and (get $own "second") (not (get $settings "second_reference")) -}}
+{{- fail (printf "reference.perModel.%s.second: the model has no second_reference" $model) -}}
+{{- end -}}
+{{- end -}}
+{{- range $model, $settings := $models -}}
+{{- $own := get $.Values.reference.perModel $model | default dict -}}
+{{- $part := mergeOverwrite (deepCopy $shared) (deepCopy (omit $own "second")) -}}
+{{- $label := include "countersign.slug" $model -}}
+{{- $only := list "--only" "replay" "--model" $model -}}
+{{- $second := get $settings "second_reference" -}}
+{{- with get $settings "reference" -}}
+{{- $first := ternary (concat $only (list "--reference" "first")) $only (not (empty $second)) -}}
+{{- $item := dict "model" $model "engine" (eq .kind "vllm_engine") "only" $first "part" $part -}}
+{{- $items = append $items (merge $item (dict "label" $label "suffix" (printf "reference-%s" $label))) -}}
+{{- end -}}
+{{- with $second -}}
+{{- $part = mergeOverwrite (deepCopy $part) (deepCopy (get $own "second" | default dict)) -}}
+{{- $only = concat $only (list "--reference" "second") -}}
+{{- $item := dict "model" $model "engine" (eq .kind "vllm_engine") "only" $only "part" $part -}}
+{{- $named := dict "label" (printf "%s.2" $label) "suffix" (printf "second-reference-%s" $label) -}}
+{{- $items = append $items (merge $item $named) -}}
 {{- end -}}
 {{- end -}}
 {{- dict "items" $items | toJson -}}
@@ -110,7 +126,7 @@ spec:
         {{- end }}
     spec:
       {{- include "countersign.pod" .root | nindent 6 }}
-      terminationGracePeriodSeconds: {{ add 30 (int (dig "verification" "job_timeout" 300 .root.Values.settings)) }}
+      terminationGracePeriodSeconds: {{ add 60 (int (dig "verification" "job_timeout" 300 .root.Values.settings)) }}
       {{- if .engine }}
       {{- with $part.runtimeClassName }}
       runtimeClassName: {{ . }}

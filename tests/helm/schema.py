@@ -167,6 +167,7 @@ def _reference() -> Schema:
     }
     one = _drainer(own)
     del one["properties"]["enabled"]
+    one = one | {"properties": one["properties"] | {"second": one}}
     return _drainer(own | {"perModel": {"type": "object", "additionalProperties": one}})
 
 

@@ -55,7 +55,7 @@ def test_an_engine_gets_its_gpus_and_waits_for_weights(chart: helm.Chart) -> Non
     release = Release(chart, VARIANTS["gpu"])
     pod = release.pods()["countersign-reference-moe"]
     reference = container(pod)
-    assert pod["terminationGracePeriodSeconds"] == 120 + 30
+    assert pod["terminationGracePeriodSeconds"] == 120 + 60
     assert reference["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["nodeSelector"] == {"gpu": "h200"}
@@ -103,25 +103,76 @@ def test_each_model_has_references_of_its_own(chart: helm.Chart) -> None:
     assert served["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 1
 
 
-NAMES = ("a.b", "a-b", "a/b", "a_b", "A-B", "-a-b", "模型", "x" * 30, "x" * 40, "x" * 41, "Qwen/Qwen3-8B:free")
+def test_a_second_reference_has_pods_of_its_own(chart: helm.Chart) -> None:
+    engine = {"kind": "vllm_engine", "path": "/models/m"}
+    model = {"reference": engine, "second_reference": engine, "second_profile": "/p.json"}
+    own = {
+        "replicas": 2,
+        "gpu": {"count": 2},
+        "second": {"gpu": {"resource": "amd.com/gpu"}, "nodeSelector": {"a": "b"}},
+    }
+    values = {"settings": {"models": {"m": model}}, "reference": {"perModel": {"m": own}}}
+    release = Release(chart, values)
+    replay = ["countersign", "worker", "--only", "replay", "--model", "m", "--reference"]
+    found = {name: command for name, command in commands(release).items() if "reference" in name}
+    assert found == {
+        "countersign-reference-m": [*replay, "first"],
+        "countersign-second-reference-m": [*replay, "second"],
+    }
+    first, second = (release.pods()[name] for name in found)
+    assert container(first)["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert container(second)["resources"]["limits"] == {"amd.com/gpu": 2}
+    assert "nodeSelector" not in first
+    assert second["nodeSelector"] == {"a": "b"}
+    budgets = [item["metadata"]["name"] for item in release.objects if item["kind"] == "PodDisruptionBudget"]
+    assert set(budgets) == {"countersign-proxy", *commands(release)}
+
+
+NAMES = (
+    "a",
+    "a.2",
+    "a.b",
+    "second-a",
+    "a-second",
+    "a",
+    "a.2",
+    "a.b",
+    "second-a",
+    "a",
+    "a.2",
+    "a.b",
+    "second-a",
+    "a",
+    "a.2",
+    "a.b",
+    "second-a",
+    "A-B",
+    "-a-b",
+    "模型",
+    "x" * 30,
+    "x" * 40,
+    "x" * 41,
+    "Qwen/Qwen3-8B:free",
+)
 
 
 def test_any_model_has_a_name_that_kubernetes_takes_and_nobody_shares(chart: helm.Chart) -> None:
-    models = {name: {"reference": {"kind": "vllm_http", "url": "http://a"}} for name in NAMES}
+    served = {"kind": "vllm_http", "url": "http://a"}
+    model = {"reference": served, "second_reference": served, "second_profile": "/p.json"}
+    models = dict.fromkeys(NAMES, model)
     for release_name in ("countersign", "a" * 53):
         release = Release(chart, {"settings": {"models": models}}, name=release_name)
         deployments = [item for item in release.objects if item["kind"] == "Deployment" and "-reference-" in str(item)]
         names = {item["metadata"]["name"] for item in deployments}
         labels = {item["metadata"]["labels"]["countersign/model"] for item in deployments}
-        assert len(names) == len(labels) == len(NAMES)
+        assert len(names) == len(labels) == 2 * len(NAMES)
         for name in names | labels:
             assert len(name) <= 63
             assert name == name.lower()
             assert name[0].isalnum()
             assert name[-1].isalnum()
-        assert sorted(container(item["spec"]["template"]["spec"])["command"][-1] for item in deployments) == sorted(
-            NAMES
-        )
+        asked = [container(item["spec"]["template"]["spec"])["command"][5:] for item in deployments]
+        assert sorted(asked) == sorted([n, "--reference", which] for n in NAMES for which in ("first", "second"))
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())

@@ -67,12 +67,17 @@ class Pod:
 
 def test_the_queues_follow_from_the_arguments() -> None:
     settings = parse_settings(yaml.safe_dump({"models": MODELS, "webhook": WEBHOOK}), {})
-    assert expected(settings, "verify", None) == {VERIFY_QUEUE}
-    assert expected(settings, "webhooks", None) == {WEBHOOK_QUEUE}
-    assert expected(settings, "replay", "a") == {A, A2}
-    assert expected(settings, "replay", "b/b") == {B}
-    assert expected(settings, "replay", None) == {A, A2, B}
-    assert expected(settings, None, None) == {VERIFY_QUEUE, A, A2, B}
+    for arguments, queues in {
+        ("verify", None, None): {VERIFY_QUEUE},
+        ("webhooks", None, None): {WEBHOOK_QUEUE},
+        ("replay", "a", None): {A, A2},
+        ("replay", "a", "first"): {A},
+        ("replay", "a", "second"): {A2},
+        ("replay", "b/b", None): {B},
+        ("replay", None, None): {A, A2, B},
+        (None, None, None): {VERIFY_QUEUE, A, A2, B},
+    }.items():
+        assert expected(settings, *arguments) == queues
 
 
 def test_a_worker_is_ready_once_it_is_listed(chart: helm.Chart, tmp_path: Path, server: ValkeyServer) -> None:

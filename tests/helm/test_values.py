@@ -61,6 +61,7 @@ def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, nam
 
 CONTRADICTIONS: dict[str, Values] = {
     "reference.perModel.typo": {"settings": MOE, "reference": {"perModel": {"typo": {"replicas": 2}}}},
+    "reference.perModel.moe.second": {"settings": MOE, "reference": {"perModel": {"moe": {"second": {"replicas": 2}}}}},
     "settings.durability.aof": {"settings": {"durability": {"aof": True}}},
     "settings.durability.replicas": {"settings": {"durability": {"replicas": 1}}},
 }
