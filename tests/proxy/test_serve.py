@@ -147,6 +147,84 @@ def test_valkey_is_private_and_dies_with_a_crash(start: Start, backend: FakeBack
     assert again.ready().json()["redis"] == "up"
 
 
+def _valkey_of(socket_path: Path) -> int:
+    """Its process."""
+    with redis.Redis(unix_socket_path=str(socket_path)) as client:
+        return int(client.info("server")["process_id"])
+
+
+def _answers_again(socket_path: Path, after: int, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if _valkey_of(socket_path) != after:
+                return
+        except redis.RedisError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_valkey_keeps_its_data_over_restarts(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "valkey.sock"
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        serving = start(**_with_backend(backend))
+        assert serving.ready().json()["redis"] == "up"
+        with redis.Redis(unix_socket_path=str(path)) as client:
+            assert client.incr("starts") == {signal.SIGTERM: 1, signal.SIGKILL: 2}[sent]
+            client.set(f"short-{sent}", 1, px=500)
+            client.set(f"long-{sent}", 1, ex=60)
+            client.execute_command("WAITAOF", 1, 0, 3000)
+        serving.process.send_signal(sent)
+        serving.wait()
+        assert _gone(path)
+    time.sleep(0.5)
+    with EmbeddedValkey(str(tmp_path / "state")), redis.Redis(unix_socket_path=str(path)) as client:
+        assert client.get("starts") == b"2"
+        assert client.exists("short-15", "short-9") == 0, "a time to live goes on while nobody runs"
+        assert 50 < client.ttl("long-9") <= 60
+        assert client.ttl("long-15") < 60
+
+
+def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "valkey.sock"
+    backend.script = [wire.whole(wire.BODY)]
+    serving = start(**_with_backend(backend))
+    serving.ready()
+    for times in (1, 2, 3):
+        first = httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT)
+        id = first.headers["x-countersign-id"]
+        assert "x-countersign-verdict" not in first.headers
+        with redis.Redis(unix_socket_path=str(path)) as client:
+            client.execute_command("WAITAOF", 1, 0, 3000)
+        before = _valkey_of(path)
+        os.kill(before, signal.SIGKILL)
+        assert httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT).status_code == 200
+        _answers_again(path, before)
+        deadline = time.monotonic() + 5
+        while serving.ready().json()["redis"] != "up":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert httpx.get(f"{serving.url}/v1/verifications/{id}").json()["status"] == "pending"
+        assert sum("started again" in line for line in serving.lines) == times
+    serving.process.terminate()
+    assert serving.wait() == 0
+    assert _gone(path)
+
+
+def test_valkey_reads_a_file_whose_end_is_missing(tmp_path: Path) -> None:
+    with EmbeddedValkey(str(tmp_path)) as valkey, redis.Redis(unix_socket_path=str(valkey.socket)) as client:
+        client.set("kept", b"1")
+        client.set("cut", b"2" * 100)
+        client.execute_command("WAITAOF", 1, 0, 3000)
+    (file,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    with file.open("rb+") as opened:
+        opened.truncate(file.stat().st_size - 50)
+    with EmbeddedValkey(str(tmp_path)) as valkey, redis.Redis(unix_socket_path=str(valkey.socket)) as client:
+        assert client.get("kept") == b"1"
+        assert client.get("cut") is None
+
+
 def test_a_second_one_on_the_same_folder_is_refused(start: Start, backend: FakeBackend) -> None:
     first = start("a", **_with_backend(backend))
     first.ready()
