@@ -57,6 +57,17 @@ class OurJob(Job):
             raise RefusedJob("the function is not on the allow-list")
         return super().func
 
+    def set_status(self, status: JobStatus, pipeline: Any = None) -> None:
+        """In one step with the list or registry that it stands for, never alone.
+
+        rq writes that a retry is scheduled before it schedules it, and whoever dies in between would leave a job that
+        is said to wait and waits nowhere. What schedules it writes its status too.
+        """
+        if pipeline is None:
+            self._status = status
+        else:
+            super().set_status(status, pipeline)
+
     success_callback = failure_callback = stopped_callback = property(lambda self: None)
 
     def send_webhooks(self, *args: Any, **kwargs: Any) -> None:
