@@ -91,7 +91,7 @@ def measured(model: str) -> Profile:
     for temperature in TEMPERATURES:
         for _ in range(CALIBRATION):
             prompt = random.integers(0, toy.VOCABULARY, toy.PROMPT_TOKENS).tolist()
-            evidence, replay = _pair(model, prompt, temperature, int(random.integers(2**40)))
+            evidence, replay = pair(model, prompt, temperature, int(random.integers(2**40)))
             for check in (distance, margin):
                 rows += check.calibration_rows(evidence, replay)
     key = ProfileKey(
@@ -104,9 +104,10 @@ def measured(model: str) -> Profile:
     return profile.fit(rows, key, made={"by": "countersign bench chaos"})
 
 
-def _pair(model: str, prompt: list[int], temperature: float, seed: int) -> tuple[Evidence, Replay]:
+def pair(model: str, prompt: list[int], temperature: float, seed: int, *, served: int = 0) -> tuple[Evidence, Replay]:
+    """An answer by the toy that is `served` numbers from the declared one, and its replay in form `full`."""
     number = model_number(model)
-    drawn = toy.draw(prompt, OUTPUT_TOKENS, temperature, seed, toy.table(number, kernels=1))
+    drawn = toy.draw(prompt, OUTPUT_TOKENS, temperature, seed, toy.table(number + served, kernels=1))
     evidence = Evidence(
         id=secrets.token_hex(16),
         endpoint="chat",

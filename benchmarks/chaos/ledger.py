@@ -181,7 +181,7 @@ def _one(
             found.undelivered += 1
         elif not id:
             found.lost.append(
-                f"marker {each.number}: served by the backend, and nobody knows it (sent {each.sent:.2f})"
+                f"marker {each.number}: served by the backend, and nobody knows it"
             )
     _check_word(found, each, kind, word, verdict)
 

@@ -95,6 +95,8 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait()
         self._listener.join()
+        for born in self._born.values():
+            born.ended(-signal.SIGKILL)
         self._process.stdout.close()
 
     def start(self, module: str | None, argv: list[str], log: Path) -> Born:
@@ -150,14 +152,21 @@ def main() -> int:
                     continue
                 data = orders.read(65536)
                 if not data:
-                    for pid in alive:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                    _end(alive)
                     return 0
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     alive.add(pid := _fork(orjson.loads(line), orders))
                     _say({"pid": pid})
+
+
+def _end(alive: set[int]) -> None:
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in alive:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def _reap(alive: set[int]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 OPEN = "open"
 CUT = "cut"
 BLACKHOLE = "blackhole"
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Relay:
@@ -80,7 +83,7 @@ class _End(asyncio.Protocol):
         self._transport = transport
         self._relay._ends.add(self)
         if self._relay._state == CUT or self._over:
-            transport.abort()
+            _reset(transport)
             return
         if self._relay._state == BLACKHOLE:
             transport.pause_reading()
@@ -126,10 +129,18 @@ class _End(asyncio.Protocol):
     def abort(self) -> None:
         self._over = True
         if self._transport is not None:
-            self._transport.abort()
+            _reset(self._transport)
 
     async def _dial(self, other: _End) -> None:
         try:
             await asyncio.get_running_loop().create_connection(lambda: other, "127.0.0.1", self._relay._target)
         except OSError:
             self.abort()
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """End a connection with an RST."""
+    end = transport.get_extra_info("socket")
+    if end is not None and end.fileno() >= 0:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    transport.abort()
