@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from verifier_pool.reference.lifeline import OWNER
 from verifier_pool.reference.scoring import MAX_CANDIDATES
 
 ENVIRONMENT = {
@@ -52,7 +51,8 @@ def prepare_environment() -> None:
     """Set what vLLM reads while it is imported and started."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ[OWNER] = str(os.getpid())
+    # What the lifeline inside the engine looks at.
+    os.environ["COUNTERSIGN_ENGINE_OWNER"] = str(os.getpid())
 
 
 def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

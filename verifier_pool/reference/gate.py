@@ -60,6 +60,8 @@ class Gate:
             self._waiting[form].popleft()
             if ticket.done():
                 continue
+            if form != self._form:
+                self._form, self._entered = form, 0
             self.inside += tokens
             self._entered += tokens
             ticket.set_result(None)
@@ -67,5 +69,5 @@ class Gate:
     def _next(self) -> ReplayForm | None:
         other: ReplayForm = "full" if self._form == "ids" else "ids"
         if self._waiting[other] and (not self._waiting[self._form] or self._entered >= self._turn):
-            self._form, self._entered = other, 0
+            return other
         return self._form if self._waiting[self._form] else None

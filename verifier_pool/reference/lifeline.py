@@ -23,14 +23,13 @@ class Lifeline:
     """Adds nothing to vLLM's worker; importing this module is what counts."""
 
 
-def watch(owner: int) -> None:
-    """Wait until the process `owner` is gone, then kill the engine's core and this process."""
-    parent = os.getppid()
+def watch(owner: int, core: int | None) -> None:
+    """Wait until the process `owner` is gone, then kill the engine's core, where that is another one, and this one."""
     _wait_for_end(owner)
-    if parent not in (owner, 1) and os.getppid() == parent:
-        # A worker of a tensor-parallel engine: its core is not loaded with this module, and waits for ever.
+    if core is not None and os.getppid() == core:
+        # The core of an engine with workers of its own is not loaded with this module, and waits for ever.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(parent, signal.SIGKILL)
+            os.kill(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -57,10 +56,22 @@ def _runs(owner: int) -> bool:
     return True
 
 
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _arm() -> None:
-    owner = os.environ.get(OWNER, "")
-    if owner.isdecimal() and int(owner) != os.getpid():
-        threading.Thread(target=watch, args=(int(owner),), name="lifeline", daemon=True).start()
+    """Watch the owner if it started this process, or the core that did: nobody else's end is a matter of ours."""
+    number = os.environ.get(OWNER, "")
+    owner, parent = int(number) if number.isdecimal() else None, os.getppid()
+    if owner is None or owner not in (parent, _parent_of(parent)):
+        return
+    core = None if parent == owner else parent
+    threading.Thread(target=watch, args=(owner, core), name="lifeline", daemon=True).start()
 
 
 _arm()

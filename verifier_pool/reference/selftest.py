@@ -62,7 +62,7 @@ async def examine(ask: Ask, answer: Answer, *, max_tokens: int, vocabulary: Ids 
     await _shared_beginnings(ask, ids, max_tokens)
     bad = spoiled(good, ids)
     (replay,) = await ask([bad.request()])
-    _finite("random tokens", replay)
+    _sound("random tokens", bad.request(), replay)
     return [good, bad] if bad.holds(replay) else [good]
 
 
@@ -84,7 +84,7 @@ async def _known_answer(ask: Ask, known: Known) -> None:
     turns: dict[str, ReplayForm] = {"known answer": "full", "twice": "full", "forms": "ids", "forms twice": "ids"}
     for name, form in turns.items():
         (replays[name],) = await ask([known.request(form)])
-        _finite(name, replays[name])
+        _sound(name, known.request(form), replays[name])
     if not np.isfinite(known.logprobs[:, 0]).all():
         raise SelfTestFailed("it answered with a token that it holds impossible")
     _same("its replay of its own answer", gap(known.ids, known.logprobs, replays["known answer"]))
@@ -105,7 +105,7 @@ async def _shared_beginnings(ask: Ask, vocabulary: Ids, max_tokens: int) -> None
     alone = [(await ask([each]))[0] for each in pair]
     for order in ([0, 1], [1, 0], [0, 1, 0, 1]):
         for place, replay in zip(order, await ask([pair[place] for place in order]), strict=True):
-            _finite("shared beginnings", replay)
+            _sound("shared beginnings", pair[place], replay)
             _same("sequences that begin alike", _between(alone[place], replay))
 
 
@@ -129,6 +129,8 @@ def _same(what: str, apart: float) -> None:
         raise SelfTestFailed(f"{what}: {'not comparable' if apart > CUT else f'{apart:.2f} nats apart'}")
 
 
-def _finite(what: str, replay: Replay) -> None:
+def _sound(what: str, request: ReplayRequest, replay: Replay) -> None:
+    if not np.array_equal(replay.ids[:, 0], request.output_ids):
+        raise SelfTestFailed(f"{what}: a replay of other tokens than it was asked for")
     if not np.isfinite(replay.logprobs[:, 0]).all():
         raise SelfTestFailed(f"{what}: logprobs that are not finite")

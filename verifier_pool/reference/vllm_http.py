@@ -75,8 +75,7 @@ class VllmHttp(Reference):
 
     def restart(self) -> None:
         """Ask the server anew what it is, and hold it to what it said before. See `Reference.restart`."""
-        self._ready, self._doubted = False, True
-        self.probe()
+        self._thread.run(self._doubt())
 
     def close(self) -> None:
         """Close the connections; the server stays as it is."""
@@ -118,6 +117,12 @@ class VllmHttp(Reference):
         if self._doubted:
             await self._examine()
         self._ready, self._doubted = True, False
+
+    async def _doubt(self) -> None:
+        if self._getting_ready is not None:
+            await asyncio.wait([self._getting_ready])
+        self._ready, self._doubted = False, True
+        await self._be_ready()
 
     def _begin_to_study(self) -> None:
         if self._studying is None or self._studying.done():
