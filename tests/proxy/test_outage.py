@@ -139,15 +139,46 @@ def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
         time.sleep(0.05)
 
 
-def test_a_full_redis_is_an_outage_too(rig: Rig, valkey: Valkey) -> None:
+def test_a_full_redis_is_no_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
+    before = rig.chat().headers["x-countersign-id"]
+    rig.evidence(before)
     rig.redis.config_set("maxmemory", "1")
-    _assert_unverified(rig.chat())
-    time.sleep(0.6)
-    _assert_unverified(rig.chat())
+    refused = rig.chat()
+    _assert_unverified(refused)
+    # What makes no room is refused; the reason is stored all the same, and everything else goes on.
+    assert rig.verdict(refused.headers["x-countersign-id"])["reasons"] == ["store_unavailable"]
+    assert rig.http.get("/readyz").json()["redis"] == "up"
+    assert rig.http.get(f"/v1/verifications/{before}").json()["status"] == "pending"
+    assert _metric(rig, 'countersign_unrecorded_total{backend="b1",reason="store_unavailable"}') == 1
     rig.redis.config_set("maxmemory", "0")
-    _back(rig)
     assert "x-countersign-verdict" not in rig.chat().headers
+    assert not [record for record in caplog.records if "does not answer" in record.message]
+
+
+def test_what_is_not_durable_is_served_unverified(make_rig: Callable[..., Rig], valkey: Valkey) -> None:
+    rig = make_rig(durability={"replicas": 1, "timeout": 0.3})
+    rig.backend.script = [wire.whole(wire.BODY)]
+    started = time.monotonic()
+    first = rig.chat()
+    assert 0.3 < time.monotonic() - started < PATIENCE + 2
+    _assert_unverified(first)
+    started = time.monotonic()
+    _assert_unverified(rig.chat())
+    assert time.monotonic() - started < 0.3, "nobody else waits for it"
+    assert rig.http.get("/readyz").json()["redis"] == "down"
+
+
+def test_an_intent_waits_for_the_append_only_file(make_rig: Callable[..., Rig], valkey: Valkey) -> None:
+    rig = make_rig(durability={"aof": True, "timeout": 3.0})
+    rig.backend.script = [wire.whole(wire.BODY)]
+    _assert_unverified(rig.chat())  # it has none
+    rig.redis.config_set("appendonly", "yes")
+    rig.redis.config_set("appendfsync", "always")
+    _back(rig, 15)
+    answer = rig.chat()
+    assert "x-countersign-verdict" not in answer.headers
+    rig.evidence(answer.headers["x-countersign-id"])
 
 
 def test_workers_too_far_behind(make_rig: Callable[..., Rig]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 import redis
@@ -17,10 +20,22 @@ from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
+from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
 from verifier_pool import RQ_PREFIX
-from verifier_pool.queue import OUTBOX, VERIFY_QUEUE, evidence_key, intent_key, verdict_key, waiting_key
+from verifier_pool.fair import FairQueue
+from verifier_pool.queue import (
+    OUTBOX,
+    VERIFY_QUEUE,
+    evidence_key,
+    intent_key,
+    verdict_key,
+    waiting_bytes_key,
+    waiting_key,
+    waiting_sizes_key,
+)
+from verifier_pool.scripts import add_waiting, note_waiting, waiting_keys
 
 
 def _generation(id: str) -> Generation:
@@ -167,3 +182,138 @@ def test_shedding_within_a_share_is_random(valkey: Valkey, client: redis.Redis) 
 def test_what_waits_too_long_does_not_count(valkey: Valkey, client: redis.Redis) -> None:
     _waits(client, "b1", 90, at=time.time() - 7200)
     assert _shed(valkey, client, "1", 10, max_backlog=100, evidence_ttl=3600) == {}
+
+
+def _big(id: str, tokens: int = 4000) -> list[Evidence]:
+    """Evidence that hardly compresses."""
+    rng = np.random.default_rng(int(id, 16) % 2**32)
+    claim = rng.standard_normal((tokens, 20)).astype(np.float32)
+    ids = rng.integers(0, 2**31, (tokens, 20), dtype=np.int32)
+    return [replace(_evidence(id)[0], claim_ids=ids, claim_logprobs=claim, output_ids=ids[:, 0].copy())]
+
+
+def _bytes_waiting(client: redis.Redis, backend: str = "b1") -> int:
+    return int(client.get(waiting_bytes_key(backend)) or 0)
+
+
+def test_bytes_are_counted_until_the_verdict(valkey: Valkey, client: redis.Redis) -> None:
+    recorder = _recorder(valkey)
+    recorder.start()
+    ids = [f"{n:032x}" for n in range(3)]
+    for id in ids:
+        recorder.finished(_generation(id), lambda id=id: _big(id, 10), 1)  # type: ignore[misc]
+    recorder.stop()
+    sizes = [client.strlen(evidence_key(id)) for id in ids]
+    assert _bytes_waiting(client) == sum(sizes)
+    add_waiting(client, ids[0], "b1", 1000)
+    add_waiting(client, "unknown", "b1", 1000)
+    assert _bytes_waiting(client) == sum(sizes) + 1000
+    again = _recorder(valkey)
+    again.start()
+    for id in (ids[0], ids[0], ids[1]):
+        again.unchecked(_generation(id), "no_answer")
+    again.stop()
+    assert _bytes_waiting(client) == sizes[2]
+    assert client.hkeys(waiting_sizes_key("b1")) == [ids[2].encode()]
+    # What must have expired is taken off with the next that comes.
+    note_waiting(client, "late", "b1", time.time() + 4000, 3600, 7)
+    assert _bytes_waiting(client) == 7
+    assert all(0 < client.ttl(key) <= 3600 for key in waiting_keys("b1"))
+
+
+def test_too_many_bytes_are_shed(valkey: Valkey, client: redis.Redis) -> None:
+    metrics = Metrics()
+    settings = settings_for("http://127.0.0.1:9", verification={"max_backlog_bytes": 3_000_000})
+    recorder = Recorder(valkey.url, settings, Outage(), metrics)
+    recorder.start()
+    ids = [f"{n:032x}" for n in range(30)]
+    for id in ids:
+        recorder.finished(_generation(id), lambda id=id: _big(id), 1)  # type: ignore[misc]
+    huge = f"{99:032x}"
+    recorder.finished(_generation(huge), lambda: _big(huge, 30_000), 1)
+    recorder.stop()
+    shed = [id for id in [*ids, huge] if client.exists(verdict_key(id))]
+    assert huge in shed
+    assert all(_reasons(client, id) == ["backlog"] and not client.exists(evidence_key(id)) for id in shed)
+    held = sum(client.strlen(evidence_key(id)) for id in ids)
+    assert 1_500_000 < held < 3_000_000
+    assert _bytes_waiting(client) == held
+    page = metrics.page(private=True).decode()
+    assert f'countersign_unrecorded_total{{backend="b1",reason="backlog"}} {float(len(shed))}' in page
+    assert 'countersign_backlog{backend="b1"}' in page
+    assert 'countersign_backlog_size_bytes{backend="b1"}' in page
+    assert "countersign_backlog" not in metrics.page().decode()
+    metrics.close()
+
+
+def test_a_full_redis_is_a_backlog(valkey: Valkey, client: redis.Redis) -> None:
+    recorder, outage = _recorder(valkey), Outage()
+    recorder._outage = outage
+    recorder.start()
+    used = int(client.info("memory")["used_memory"])
+    client.config_set("maxmemory", used + 5_000_000)
+    try:
+        ids = [f"{n:032x}" for n in range(20)]
+        for id in ids:
+            recorder.finished(_generation(id), lambda id=id: _big(id), 1)  # type: ignore[misc]
+        deadline = time.monotonic() + 10
+        while sum(client.exists(verdict_key(id), evidence_key(id)) for id in ids) < len(ids):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+            client.append("filler", b"x" * 5_000_000)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.append("filler", b"x")
+        kept = [id for id in ids if client.exists(evidence_key(id))]
+        assert 0 < len(kept) < len(ids)
+        for id in ids:
+            if id not in kept:
+                assert _reasons(client, id) == ["backlog"]
+        # Workers can take what waits, and store verdicts, which makes room.
+        queue = FairQueue(VERIFY_QUEUE, connection=client)
+        assert sorted(queue.take(100)) == kept
+        assert not outage.down
+    finally:
+        client.config_set("maxmemory", 0)
+    recorder.stop()
+
+
+@pytest.mark.parametrize("rules", [{"replicas": 1, "timeout": 0.2}, {"aof": True, "timeout": 0.2}])
+def test_what_is_not_durable_is_not_recorded(valkey: Valkey, client: redis.Redis, rules: dict[str, object]) -> None:
+    outage, metrics = Outage(), Metrics()
+    recorder = Recorder(valkey.url, settings_for("http://127.0.0.1:9", durability=rules), outage, metrics)
+    recorder.start()
+    recorder.finished(_generation("a" * 32), lambda: _evidence("a" * 32), 1)
+    deadline = time.monotonic() + 5
+    while not outage.down:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(1)
+    assert outage.down, "it is not over before a write is durable again"
+    assert 'reason="store_unavailable"' in metrics.page().decode()
+    recorder._settings = settings_for("http://127.0.0.1:9")
+    assert _reasons(client, "a" * 32) == ["store_unavailable"]
+    recorder.stop()
+    metrics.close()
+
+
+def test_what_is_durable_is_recorded(tmp_path: Path) -> None:
+    first = Server(tmp_path / "a", "--appendonly", "yes").start()
+    second = Server(tmp_path / "b", "--appendonly", "yes", "--replicaof", "127.0.0.1", str(first.port)).start()
+    try:
+        with first.client() as client:
+            wait_until(lambda: client.execute_command("WAITAOF", 1, 1, 2000) == [1, 1])
+            rules = {"aof": True, "replicas": 1, "timeout": 5.0}
+            settings, outage = settings_for("http://127.0.0.1:9", durability=rules), Outage()
+            recorder = Recorder(f"redis://127.0.0.1:{first.port}", settings, outage, Metrics())
+            recorder.start()
+            recorder.finished(_generation("a" * 32), lambda: _evidence("a" * 32), 1)
+            recorder.stop()
+            assert not outage.down
+        first.kill()
+        with second.client() as client:
+            assert client.exists(evidence_key("a" * 32))
+            assert FairQueue(VERIFY_QUEUE, connection=client).job_ids == ["a" * 32]
+    finally:
+        first.kill()
+        second.kill()

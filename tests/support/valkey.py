@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from tempfile import TemporaryDirectory
 from types import TracebackType
 
 import redis
@@ -20,6 +21,7 @@ class Valkey:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder = TemporaryDirectory(prefix="cs-")
 
     @property
     def url(self) -> str:
@@ -32,7 +34,7 @@ class Valkey:
 
     def start(self) -> None:
         """Start, empty, and wait until it answers."""
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", "/tmp"]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name]
         self._process = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         with self.client() as client:
@@ -68,3 +70,4 @@ class Valkey:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.kill()
+        self._folder.cleanup()
