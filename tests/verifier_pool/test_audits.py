@@ -3,6 +3,7 @@ that dies leaves behind."""
 
 from __future__ import annotations
 
+import random
 import secrets
 import threading
 import time
@@ -14,6 +15,7 @@ import msgspec
 import orjson
 import pytest
 from redis import Redis
+from rq.intermediate_queue import IntermediateQueue
 
 from policies import audit, distance, margin, unit
 from policies.evidence import Evidence, Replay
@@ -25,28 +27,39 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives, together
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import context, jobs, worker
+from verifier_pool import context, fair, jobs, queue, replay_loop, worker
 from verifier_pool.judge import replay_choices
 from verifier_pool.loop import Loop
 from verifier_pool.profiles import name_of
 from verifier_pool.queue import (
+    OPEN,
     OUTBOX,
     SECOND_UNCHECKED,
     STANDINGS,
     UNFOLDED,
-    VERIFY_QUEUE,
     audited_key,
     intent_key,
     standing_key,
     units_key,
+    verdict_key,
 )
 from verifier_pool.reference.base import Reference
+from verifier_pool.replays import REPLAYING, outcome_key, request_key
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
+from verifier_pool.sweeper import sweep
 from verifier_pool.units import Confirmation, accusing, confirmed
 
 RUNTIME = "vllm-0.32-v1-cpu"
 WEBHOOK = {"url": "https://example.com/hook", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(queue, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_loop, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.0,))
 
 
 class Second(ToyReference):
@@ -73,25 +86,17 @@ def declared(url: str, **changes: object) -> Settings:
     return settings(url, backends=[backend], **changes)
 
 
-def ready(redis: Redis, rules: Settings, first: Reference | None = None, second: Reference | None = None) -> Store:
-    """Put the context of a worker in place."""
+def ready(redis: Redis, rules: Settings, first: Reference | None = None, second: Reference | None = None) -> rig.Pool:
+    """A worker with its context in place, which knows both profiles."""
+    declared = rig.declaring(rules, first=first is not None, second=second is not None)
     store = Store(redis, verdict_ttl=600, webhook=rules.webhook is not None)
-    context.use(
-        context.Context(
-            rules,
-            store,
-            {"toy": first} if first else {},
-            {"toy": profile_of("toy 1")},
-            b"secret",
-            {"toy": second} if second else {},
-            {"toy": profile_of("toy 2")},
-        )
-    )
-    return store
+    profiles, second_profiles = {"toy": profile_of("toy 1")}, {"toy": profile_of("toy 2")}
+    context.use(context.Context(declared, store, profiles, b"secret", second_profiles))
+    return rig.Pool(redis, declared, first, second)
 
 
 def judged(
-    redis: Redis, rules: Settings, evidence: Evidence, operator: bool | None = None
+    pool: rig.Pool, redis: Redis, rules: Settings, evidence: Evidence, operator: bool | None = None
 ) -> tuple[Verification, Unit]:
     """The verification and the unit of an answer, which no fold has taken."""
     rig.submit(redis, rules, [evidence])
@@ -101,7 +106,7 @@ def judged(
     redis.delete(units_key("honest"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "_fold", lambda *_: None)
-        jobs.verify(evidence.id)
+        pool.serve(burst=True)
     verification = context.current().store.verdict(evidence.id)
     assert verification is not None
     (data,) = redis.lrange(units_key("honest"), 0, -1)
@@ -128,9 +133,9 @@ def lying(evidence: Evidence) -> Evidence:
 
 def test_an_audited_answer_tells_everything(redis: Redis, valkey_url: str) -> None:
     rules = declared(valkey_url)
-    ready(redis, rules, ToyReference())
+    pool = ready(redis, rules, ToyReference())
     evidence = answer((40, 41), 48, kernels=99)
-    verification, found = judged(redis, rules, evidence)
+    verification, found = judged(pool, redis, rules, evidence)
     assert verification["verdict"] == "pass"
     assert set(found.outcomes) >= {"selection", "structure", "withheld", "distance", "margin"}
     assert (found.audited, found.replayed, found.tokens, found.outside) == (True, True, 48, "")
@@ -143,52 +148,51 @@ def test_an_audited_answer_tells_everything(redis: Redis, valkey_url: str) -> No
 @pytest.mark.parametrize("operator", [True, False, None])
 def test_the_operators_own_traffic_is_what_the_proxy_says(redis: Redis, valkey_url: str, operator: bool | None) -> None:
     rules = declared(valkey_url)
-    ready(redis, rules)
-    assert judged(redis, rules, answer(), operator)[1].operator is (operator is True)
+    pool = ready(redis, rules)
+    assert judged(pool, redis, rules, answer(), operator)[1].operator is (operator is True)
 
 
 def test_the_standing_says_how_many_are_audited(redis: Redis, valkey_url: str) -> None:
     rules, reference = declared(valkey_url), ToyReference()
-    ready(redis, rules, reference)
+    pool = ready(redis, rules, reference)
     rated(redis, rules, 0.25)
     ids = []
     for _ in range(80):
         evidence = answer((40, 41), 3)
-        ids.append((evidence.id, judged(redis, rules, evidence)[1].audited))
+        ids.append((evidence.id, judged(pool, redis, rules, evidence)[1].audited))
     assert ids == [(id, audit.chosen(b"secret", id, 0.25)) for id, _ in ids]
     assert 0 < sum(audited for _, audited in ids) < 50
     # A fixed rate of the settings outweighs it.
     fixed = declared(valkey_url, audit={"rate": 1.0})
-    ready(redis, fixed, reference)
-    assert judged(redis, fixed, answer((40, 41), 3))[1].audited
+    pool = ready(redis, fixed, reference)
+    assert judged(pool, redis, fixed, answer((40, 41), 3))[1].audited
 
 
-def test_a_second_run_chooses_as_the_first_did(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_pass_chooses_as_the_first_did(redis: Redis, valkey_url: str) -> None:
     rules = declared(valkey_url)
     reference = ToyReference(failing("unreachable", 1))
-    ready(redis, rules, reference)
+    pool = ready(redis, rules, reference)
     rated(redis, rules, 1.0)
     evidence = answer((40, 41), 48, kernels=99)
     rig.submit(redis, rules, [evidence])
-    monkeypatch.setattr(jobs, "RETRY_SECONDS", (0, 0, 0))
     trouble = reference.trouble
     assert trouble is not None
 
     def falls(requests: Any) -> None:
-        # By the time of the second run the backend has earned a lower rate.
+        # By the time of the second pass the backend has earned a lower rate.
         rated(redis, rules, 0.0)
         trouble(requests)
 
     reference.trouble = falls
-    Loop(VERIFY_QUEUE, redis, threading.Event(), on_failed=jobs.give_up).serve(burst=True)
+    pool.serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["audited"] is True
     assert 0 < redis.ttl(audited_key(evidence.id)) <= rules.verification.evidence_ttl
 
 
 def test_an_answer_that_cpu_checks_reject_is_replayed_for_its_verdict_alone(redis: Redis, valkey_url: str) -> None:
     rules, reference = declared(valkey_url, audit={"rate": 0.0}), ToyReference()
-    ready(redis, rules, reference)
-    verification, found = judged(redis, rules, lying(answer((40, 41), 48)))
+    pool = ready(redis, rules, reference)
+    verification, found = judged(pool, redis, rules, lying(answer((40, 41), 48)))
     assert verification["verdict"] == "reject"
     assert verification["extra_replay"] is True
     assert {check["name"] for check in verification["checks"]} >= {"distance", "margin"}
@@ -198,15 +202,15 @@ def test_an_answer_that_cpu_checks_reject_is_replayed_for_its_verdict_alone(redi
     assert set(found.outcomes) == {"selection", "structure", "withheld"}
     assert (found.audited, found.replayed, found.outside) == (False, False, "")
 
-    verification, _ = judged(redis, rules, answer((40, 41), 48))
+    verification, _ = judged(pool, redis, rules, answer((40, 41), 48))
     assert (verification["verdict"], "extra_replay" in verification) == ("unaudited", False)
     assert reference.batches == [1]
 
 
 def test_an_extra_replay_that_fails_costs_no_verdict(redis: Redis, valkey_url: str) -> None:
     rules = declared(valkey_url, audit={"rate": 0.0})
-    ready(redis, rules, ToyReference(failing("unreachable")))
-    verification, found = judged(redis, rules, lying(answer((40, 41), 48)))
+    pool = ready(redis, rules, ToyReference(failing("unreachable")))
+    verification, found = judged(pool, redis, rules, lying(answer((40, 41), 48)))
     assert verification["verdict"] == "reject"
     assert "unreachable" in verification["reasons"]
     assert set(found.outcomes) == {"selection", "structure", "withheld"}
@@ -214,8 +218,8 @@ def test_an_extra_replay_that_fails_costs_no_verdict(redis: Redis, valkey_url: s
 
 def test_a_secretly_chosen_answer_that_rejects_is_an_ordinary_audit(redis: Redis, valkey_url: str) -> None:
     rules, reference = declared(valkey_url), ToyReference()
-    ready(redis, rules, reference)
-    verification, found = judged(redis, rules, lying(answer((40, 41), 48)))
+    pool = ready(redis, rules, reference)
+    verification, found = judged(pool, redis, rules, lying(answer((40, 41), 48)))
     assert "extra_replay" not in verification
     assert (found.audited, "distance" in found.outcomes) == (True, True)
     assert reference.batches == [1]
@@ -223,13 +227,13 @@ def test_a_secretly_chosen_answer_that_rejects_is_an_ordinary_audit(redis: Redis
 
 def test_the_second_reference_confirms(redis: Redis, valkey_url: str) -> None:
     rules, second = declared(valkey_url), Second()
-    ready(redis, rules, ToyReference(), second)
-    verification, found = judged(redis, rules, answer((40, 41), 48, salt=1))
+    pool = ready(redis, rules, ToyReference(), second)
+    verification, found = judged(pool, redis, rules, answer((40, 41), 48, salt=1))
     assert found.outcomes["distance"][0] == 1.0
     assert "distance" in verification["second_reference"]["confirmed"]
     assert second.batches == [1]
     # Who is not accused is not replayed again.
-    verification, _ = judged(redis, rules, answer((40, 41), 48, kernels=99))
+    verification, _ = judged(pool, redis, rules, answer((40, 41), 48, kernels=99))
     assert "second_reference" not in verification
     assert second.batches == [1]
 
@@ -243,13 +247,14 @@ class Agreeable(Second):
 
     def replay(self, requests: Any) -> list[Replay]:
         self.batches.append(len(requests))
+        self.seen.extend(requests)
         return [Replay(self.evidence.claim_ids, self.evidence.claim_logprobs, "full", None, self.name)]
 
 
 def test_the_second_reference_contradicts(redis: Redis, valkey_url: str) -> None:
     rules, evidence = declared(valkey_url), answer((40, 41), 48, salt=1)
-    ready(redis, rules, ToyReference(), Agreeable(evidence))
-    verification, found = judged(redis, rules, evidence)
+    pool = ready(redis, rules, ToyReference(), Agreeable(evidence))
+    verification, found = judged(pool, redis, rules, evidence)
     assert verification["verdict"] == "reject"
     assert "distance" in verification["second_reference"]["contradicted"]
     assert found.outcomes["distance"][0] == 0.0
@@ -258,26 +263,24 @@ def test_the_second_reference_contradicts(redis: Redis, valkey_url: str) -> None
 
 
 @pytest.mark.parametrize("reason", ["unreachable", "too_long", "timeout"])
-def test_a_second_reference_that_fails_makes_no_accusation_and_no_delay(
-    redis: Redis, valkey_url: str, reason: str
-) -> None:
+def test_a_second_reference_that_fails_makes_no_accusation(redis: Redis, valkey_url: str, reason: str) -> None:
     rules, second = declared(valkey_url), Second(failing(reason))
-    ready(redis, rules, ToyReference(), second)
-    verification, found = judged(redis, rules, answer((40, 41), 48, salt=1))
+    pool = ready(redis, rules, ToyReference(), second)
+    verification, found = judged(pool, redis, rules, answer((40, 41), 48, salt=1))
     assert verification["verdict"] == "reject"
     assert "distance" not in found.outcomes
     assert "distance" in verification["second_reference"]["unchecked"]
     assert set(found.outcomes) >= {"selection", "structure", "withheld"}
-    assert second.batches == [1]
+    assert len(second.batches) == (1 if reason == "too_long" else 4)
     assert redis.hgetall(SECOND_UNCHECKED) == {b"honest": b"1"}
 
 
 def test_a_clients_own_seed_is_not_worth_a_second_replay(redis: Redis, valkey_url: str) -> None:
     rules, second = declared(valkey_url), Second()
-    ready(redis, rules, ToyReference(), second)
+    pool = ready(redis, rules, ToyReference(), second)
     evidence = answer((40, 41), 48, salt=1)
     evidence = replace(evidence, sampling=replace(evidence.sampling, client_seed=True))
-    assert judged(redis, rules, evidence)[1].outside == unit.CLIENT_SEED
+    assert judged(pool, redis, rules, evidence)[1].outside == unit.CLIENT_SEED
     assert second.batches == []
 
 
@@ -297,15 +300,20 @@ def test_confirming_never_adds_evidence() -> None:
     assert msgspec.structs.replace(after, outcomes={}) == msgspec.structs.replace(first, outcomes={})
 
 
-def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(redis: Redis, valkey_url: str) -> None:
+def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a dead worker held is found at once.
+    monkeypatch.setattr(Loop, "patience", 0)
+    monkeypatch.setattr(IntermediateQueue, "should_be_cleaned_up", lambda *_: True)
     rules = declared(valkey_url, webhook=WEBHOOK)
     evidence = answer((40, 41), 48, salt=1)
 
     def work() -> None:
-        ready(Redis.from_url(valkey_url), rules, ToyReference(), Second())
-        jobs.verify(evidence.id)
+        ready(Redis.from_url(valkey_url), rules, ToyReference(), Second()).serve(burst=True)
 
-    command, ended, before = 0, False, set[bool]()
+    # At every command takes a minute; in time, each of them has its turn.
+    command, ended, before = random.randrange(6), False, set[str]()
     while not ended:
         redis.flushall()
         # An older declaration, so that the first unit of this one brings an event with it.
@@ -313,24 +321,43 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(redis: R
         Standings(redis, rules).fold("honest")
         rig.submit(redis, rules, [evidence])
         ended = survives(work, command)
-        # Another worker takes the job again, and its timer finds what is left.
-        store = ready(redis, rules, ToyReference(), Second())
-        before.add(store.decided(evidence.id))
-        jobs.verify(evidence.id)
-        jobs.verify(evidence.id)
+        # Another worker finds what is left.
+        before.add(where(redis, evidence.id))
+        pool = ready(redis, rules, ToyReference(), Second())
+        for _ in range(3):
+            for loop in (pool.loop, *pool.replaying):
+                loop.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            pool.serve(burst=True)
+        if not context.current().store.decided(evidence.id):
+            redis.zadd(OPEN, {evidence.id: 1})
+            sweep(context.current().store, rules.verification)
+            pool.serve(burst=True)
         context.current().standings.fold_left(60)
-        verification = store.verdict(evidence.id)
-        assert verification is not None
+        verification = context.current().store.verdict(evidence.id)
+        assert verification is not None, command
         assert verification["verdict"] == "reject"
+        assert "distance" in verification["second_reference"]["confirmed"]
         found = record(redis, rules)
         assert (found.coverage.generations, found.n) == (1, 1)
         assert [entry.id for entry in found.accusing] == [evidence.id]
         assert outbox(redis).count(evidence.id) == 1
         assert [event["type"] for event in events(redis)] == ["backend.redeclared"]
-        assert not redis.exists(units_key("honest"), UNFOLDED)
-        command += 1
-    assert before == {True, False}
-    assert command > 12
+        assert not redis.exists(units_key("honest"), UNFOLDED, REPLAYING)
+        command += 6
+    assert before >= {"recorded", "asked", "replayed", "asked again", "replayed again", "decided"}
+
+
+def where(redis: Redis, id: str) -> str:
+    """How far a response has come."""
+    keys = [
+        verdict_key(id),
+        outcome_key(id, second=True),
+        request_key(id, second=True),
+        outcome_key(id),
+        request_key(id),
+    ]
+    words = ["decided", "replayed again", "asked again", "replayed", "asked"]
+    return next((word for key, word in zip(keys, words, strict=True) if redis.exists(key)), "recorded")
 
 
 def test_a_job_in_two_processes_at_once_is_one_verdict_and_one_unit(redis: Redis, valkey_url: str) -> None:
@@ -340,11 +367,13 @@ def test_a_job_in_two_processes_at_once_is_one_verdict_and_one_unit(redis: Redis
         rig.submit(redis, rules, [evidence])
 
     def work() -> None:
-        ready(Redis.from_url(valkey_url), rules, ToyReference())
+        pool = ready(Redis.from_url(valkey_url), rules, ToyReference())
         for evidence in answers:
             jobs.verify(evidence.id)
+        pool.serve(burst=True)
 
     together(work, work)
+    ready(redis, rules, ToyReference()).serve(burst=True)
     Standings(redis, rules).fold_left(60)
     assert record(redis, rules).coverage.generations == 60
     assert redis.zcard(OUTBOX) == 60
@@ -364,7 +393,7 @@ def test_the_timer_of_a_worker_finds_what_a_dead_one_left(
         stop.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    worker.run_verify(rules, stop)
+    worker.run(rules, stop)
     assert record(redis, rules).coverage.generations == 3
 
 

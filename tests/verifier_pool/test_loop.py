@@ -19,7 +19,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX
 from verifier_pool.fair import FairQueue
-from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE
+from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE, verdict_key
+from verifier_pool.replays import outcome_key, queue_of, replay_job
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 
@@ -39,11 +40,18 @@ def trouble(requests):
         file.write("started\\n")
     time.sleep(seconds)
 
-context.open_references = lambda settings, second=False, model=None: {} if second else {"toy": ToyReference(trouble)}
+toy = ToyReference(trouble, threads=64)
+context.open_references = lambda settings, second=False, model=None: {} if second else {"toy": toy}
 init = Loop.__init__
 Loop.__init__ = lambda self, *a, **k: init(self, *a, **(k | {"maintenance_interval": 1}))
 worker.run(declaring(settings(url)), threading.Event())
 """
+
+
+SLOW_CHECKS = WORKER.replace(
+    "worker.run(declaring(settings(url))",
+    "from verifier_pool import jobs\njobs.judge = lambda *_, **__: trouble(None)\nworker.run(settings(url)",
+)
 
 
 def started(marks: Path, times: int) -> bool:
@@ -73,14 +81,42 @@ def test_a_killed_worker_leaves_its_job_to_the_next(redis: Redis, valkey_url: st
         assert second.wait(10) == 0
 
 
-def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+def test_a_replay_that_kills_every_worker_still_ends_with_a_verdict(
+    redis: Redis, valkey_url: str, tmp_path: Path
+) -> None:
     marks = tmp_path / "marks"
     id = rig.submit(redis, settings(valkey_url), [answer()])
-    job = Job.fetch(id, connection=redis, serializer=JSONSerializer)
-    job.retries_left, job.retry_intervals = 1, [0]
-    job.save()
     for crashes in (1, 2):
         victim = rig.start(WORKER, valkey_url, str(marks), "60")
+        try:
+            rig.wait_until(functools.partial(started, marks, crashes), 30)
+            if crashes == 1:
+                redis.hset(Job.key_for(replay_job(id)), mapping={"retries_left": 1, "retry_intervals": "[0]"})
+        finally:
+            victim.kill()
+            victim.wait()
+    last = rig.start(WORKER, valkey_url, str(marks), "0")
+    try:
+        verification = rig.verdict_of(redis, id, 30)
+        assert verification["verdict"] == "inconclusive"
+        assert "replay_failed: AbandonedJobError" in verification["reasons"]
+        letters = FairQueue(queue_of("toy"), connection=redis).failed_job_registry
+        # rq moves the job after it has told us, and the verdict is out by then.
+        rig.wait_until(lambda: letters.get_job_ids() == [replay_job(id)], 10)
+    finally:
+        last.terminate()
+        last.wait(10)
+
+
+def test_a_check_that_kills_every_worker_still_ends_with_a_verdict(
+    redis: Redis, valkey_url: str, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    rules = settings(valkey_url, audit={"rate": 0.0})
+    id = rig.submit(redis, rules, [answer()])
+    redis.hset(Job.key_for(id), mapping={"retries_left": 1, "retry_intervals": "[0]"})
+    for crashes in (1, 2):
+        victim = rig.start(SLOW_CHECKS, valkey_url, str(marks), "60")
         try:
             rig.wait_until(functools.partial(started, marks, crashes), 30)
         finally:
@@ -90,7 +126,6 @@ def test_a_job_that_kills_every_worker_still_ends_with_a_verdict(redis: Redis, v
     try:
         verification = rig.verdict_of(redis, id, 30)
         assert (verification["verdict"], verification["reasons"]) == ("unverified", ["job_failed: AbandonedJobError"])
-        # rq moves the job after it has told us, and the verdict is out by then.
         rig.wait_until(lambda: queue(redis).failed_job_registry.get_job_ids() == [id], 10)
     finally:
         last.terminate()
@@ -129,31 +164,35 @@ def test_every_answer_counts_once_whichever_worker_dies(redis: Redis, valkey_url
 
 
 def test_a_worker_that_dies_at_its_upkeep_blocks_it_for_a_minute_only(redis: Redis, valkey_url: str) -> None:
-    (ours,) = rig.worker(redis, settings(valkey_url)).queues
+    (ours,) = rig.worker(redis, settings(valkey_url)).loop.queues
     assert ours.acquire_maintenance_lock()
     assert not ours.acquire_maintenance_lock()
     assert 0 < redis.ttl(ours.registry_cleaning_key) <= 60
 
 
-def test_sigterm_finishes_the_job_at_hand(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_in_flight(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     rules = settings(valkey_url)
-    first, second = (rig.submit(redis, rules, [answer()]) for _ in range(2))
-    process = rig.start(WORKER, valkey_url, str(marks), "2")
+    ids = [rig.submit(redis, rules, [answer()]) for _ in range(300)]
+    process = rig.start(WORKER.replace("threads=64", "threads=300"), valkey_url, str(marks), "4")
     try:
-        rig.wait_until(marks.exists)
+        rig.wait_until(lambda: started(marks, 256), 30)
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(20) == 0
     finally:
         process.kill()
-    assert rig.verdict_of(redis, first, 0.1)["audited"] is True
-    assert queue(redis).get_job_ids() == [second]
+    # All that flew has landed, and its verdict is anybody's.
+    assert not redis.zcard(FairQueue(queue_of("toy"), connection=redis).started_job_registry.key)
+    landed = [id for id in ids if redis.exists(outcome_key(id)) or redis.exists(verdict_key(id))]
+    assert len(landed) == 256
+    rig.worker(redis, rules).loop.serve(burst=True)
+    assert all(redis.exists(verdict_key(id)) for id in landed)
 
 
 def test_an_idle_worker_stops_at_once(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
     process = rig.start(WORKER, valkey_url, str(tmp_path / "marks"), "0")
     try:
-        rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers") == 1)
+        rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers") == 2)
         process.terminate()
         assert process.wait(5) == 0
     finally:
