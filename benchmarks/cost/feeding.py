@@ -16,6 +16,7 @@ import orjson
 from redis.asyncio import Redis
 
 from benchmarks.cost.stack import Pool
+from policies.errors import StoreUnavailable
 from policies.evidence import Evidence
 from proxy.generation import Generation
 from proxy.metrics import Metrics
@@ -25,6 +26,7 @@ from proxy.store import Store
 from verifier_pool.queue import VERDICTS, verdict_key
 
 OWNER = "0" * 64
+OPEN_TRIES = 80
 
 
 @dataclass(slots=True)
@@ -88,12 +90,22 @@ class Feeder:
             backend=evidence.backend,
         )
         choices = [replace(evidence, id=id, owner=OWNER)]
-        await self._store.open(generation)
+        await self._opened(generation)
         fed = Fed(id, len(evidence.prompt_ids) + len(evidence.output_ids), time.time())
         self._open[id] = fed
         self._recorder.finished(generation, lambda: choices, evidence.claim_ids.nbytes + evidence.claim_logprobs.nbytes)
         self._store.served(id)
         return fed
+
+    async def _opened(self, generation: Generation) -> None:
+        """Write the intent. Where the proxy would serve unverified, this waits: on a busy machine Redis may be late."""
+        for left in reversed(range(OPEN_TRIES)):
+            try:
+                return await self._store.open(generation)
+            except StoreUnavailable:
+                if not left:
+                    raise
+                await asyncio.sleep(0.25)
 
     async def settle(self, patience: float) -> None:
         """Wait until all have their verdict, or none came for `patience` seconds; then the rest counts as missing."""

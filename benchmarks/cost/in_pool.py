@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def pool_text(rows: Sequence[Row], load: Sequence[Row], cells: Grid) -> str:
         "replay process with this engine, judge, verdicts. Every generation is audited. Share 0: replays of form "
         "`ids`; share 0.25: a secret quarter of form `full`, the default."
     ]
-    capacity = _longest(row for row in rows if row["phase"] == CAPACITY)
+    capacity = [row for row in rows if row["phase"] == CAPACITY and not row["warm"]]
     if capacity:
         parts.append(_capacity(capacity, load))
         parts.append(_cpu(capacity))
@@ -40,16 +40,6 @@ def pool_text(rows: Sequence[Row], load: Sequence[Row], cells: Grid) -> str:
     if latency := [row for row in rows if row["phase"] == LATENCY and not row["error"]]:
         parts.append(_latency(latency, cells))
     return "\n\n".join(parts)
-
-
-def _longest(rows: Iterable[Row]) -> list[Row]:
-    """The longest run of each load and share; shorter ones were warm-ups."""
-    best: dict[tuple[str, float], Row] = {}
-    for row in rows:
-        key = row["load"], row["share"]
-        if key not in best or row["generations"] > best[key]["generations"]:
-            best[key] = row
-    return list(best.values())
 
 
 def _capacity(rows: Sequence[Row], load: Sequence[Row]) -> str:

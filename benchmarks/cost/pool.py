@@ -90,14 +90,14 @@ class Phases:
                     }
                 )
 
-    async def capacity(self, supply: Supply, count: int) -> Row:
-        """All of `count` generations at once, until the last verdict."""
+    async def capacity(self, supply: Supply, count: int, *, warm: bool = False) -> Row:
+        """All of `count` generations at once, until the last verdict. `warm` marks a run that only warms up."""
         self.bar.show(f"capacity {supply.name}", 0, count, None)
         before, began = self.pool.cpu(), time.monotonic()
         fed = [await self.feeder.feed(supply[number]) for number in range(count)]
         await self.feeder.settle(PATIENCE)
         row = await self._row(CAPACITY, supply, fed, before, began)
-        row["offered_s"] = fed[-1].sent - fed[0].sent
+        row |= {"offered_s": fed[-1].sent - fed[0].sent, "warm": warm}
         self.rows.append(row)
         return row
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,24 +48,25 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
     if not options.resume:
         for name in (GRID, LOAD, POOL, FILE, PROFILE, "metadata.json"):
             (folder / name).unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        if options.model.startswith(shape.PREFIX):
-            options.load_format = "dummy"
-            path = stack.enter_context(tempfile.TemporaryDirectory(prefix="cs-shape-"))
-            name = options.model.removeprefix(shape.PREFIX)
-            if name not in shape.SHAPES:
-                raise CountersignError(f"--model {options.model}: no such shape; there are {', '.join(shape.SHAPES)}")
-            model = str(shape.make(Path(path) / name, name))
-        else:
-            model = options.model
-        settings = reference_settings(options, model)
-        metadata = Metadata(folder / "metadata.json", options, settings, began)
-        clock, bar = Clock(options.time_limit), Bar()
-        complete = _engine_part(options, arms, settings, metadata, clock, bar)
-        if options.pool and clock.fits("pool", 0):
-            complete = asyncio.run(_pool_part(options, settings, metadata, clock, bar)) and complete
-        metadata.end(clock.elapsed)
+    settings = reference_settings(options, _model(options))
+    metadata = Metadata(folder / "metadata.json", options, settings, began)
+    clock, bar = Clock(options.time_limit), Bar()
+    complete = _engine_part(options, arms, settings, metadata, clock, bar)
+    if options.pool and clock.fits("pool", 0):
+        complete = asyncio.run(_pool_part(options, settings, metadata, clock, bar)) and complete
+    metadata.end(clock.elapsed)
     return complete
+
+
+def _model(options: argparse.Namespace) -> str:
+    """The model's folder; one of a shape is made, always at the same place, which vLLM's caches hang on."""
+    if not options.model.startswith(shape.PREFIX):
+        return str(options.model)
+    name = options.model.removeprefix(shape.PREFIX)
+    if name not in shape.SHAPES:
+        raise CountersignError(f"--model {options.model}: no such shape; there are {', '.join(shape.SHAPES)}")
+    options.load_format = "dummy"
+    return str(shape.make(Path(tempfile.gettempdir()) / f"countersign-shapes-{os.getuid()}" / name, name))
 
 
 def reference_settings(options: argparse.Namespace, model: str) -> ReferenceSettings:
@@ -207,7 +209,7 @@ async def _phases(
                 complete = False
                 continue
             count = _count(folder, supply, options.pool_seconds)
-            await phases.capacity(supply, min(32, count))  # warm; the longer one below is the one that counts
+            await phases.capacity(supply, min(32, count), warm=True)
             row = await phases.capacity(supply, count)
             phases.clock.learn("phase", 1, row["seconds"])
             capacity = row["per_s"]
@@ -295,11 +297,8 @@ def _known(rows: Rows) -> set[tuple[Any, ...]]:
 
 
 def _found(rows: Rows, phase: str, load: str, share: float) -> float | None:
-    """Generations a second of the longest good run of a phase; None without one."""
-    good = [
-        row
-        for row in rows
-        if row["phase"] == phase and row.get("load") == load and row["share"] == share and not row["error"]
-    ]
-    best = max(good, key=lambda row: row["generations"], default=None)
-    return None if best is None or best["generations"] <= 32 else float(best["per_s"])
+    """Generations a second of a load's good run of a phase; None without one."""
+    for row in rows:
+        if row["phase"] == phase and (row["load"], row["share"]) == (load, share) and not (row["error"] or row["warm"]):
+            return float(row["per_s"])
+    return None

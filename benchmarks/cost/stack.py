@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from policies.errors import CountersignError
 from policies.settings import Settings, parse_settings, store_url
 from proxy.embedded import EmbeddedValkey
 
+WORKER = (sys.executable, "-m", "countersign", "worker")
 READY = "ready: "
 """What a worker logs before it takes work."""
 ENGINE_SECONDS = 420.0
@@ -37,18 +38,18 @@ class Pool:
     Args:
         settings: of `countersign.yaml`, without the store.
         workers: CPU worker processes.
-        environ: more environment for the replay process.
+        command: starts a worker; `--config` and what it shall do follow.
 
     Raises:
         CountersignError: a process did not start; the text ends with the tail of its log.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, workers: int, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, workers: int, command: Sequence[str] = WORKER) -> None:
         # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="cs-cost-"))
         self._tree = dict(settings) | {"embedded_dir": str(self.folder / "v")}
         self._workers = workers
-        self._environ = dict(environ or {})
+        self._command = tuple(command)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self.settings: Settings = parse_settings(yaml.safe_dump(self._tree), {})
@@ -123,14 +124,11 @@ class Pool:
         # A session of its own: Ctrl-C reaches us alone, and we end the children in order.
         with open(self.folder / f"{name}.log", "wb") as log:
             self._children[name] = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "countersign", "worker"),
-                    *("--config", str(self.folder / "countersign.yaml"), *arguments),
-                ],
+                [*self._command, "--config", str(self.folder / "countersign.yaml"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environ | self._environ,
+                env=environ,
                 start_new_session=True,
             )
 
