@@ -81,7 +81,8 @@ def _curves(figure_of: Any, cells: Grid) -> Any:
         )
         if points:
             label = "worker (by output tokens)" if arm == WORKER else f"{arm} (by all tokens)"
-            times.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=0.8, label=label)
+            line = "" if arm == WORKER else "-"
+            times.plot(*zip(*points, strict=True), line, marker="o", markersize=3, linewidth=0.8, label=label)
     times.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="one at a time")
     times.legend(fontsize=8)
     inputs, outputs = lengths_of(cells)
