@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts
 ARGS ?=
+# Unit tests wait for processes and sockets half of their time, so one more of them runs than there are cores.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 
 demo: $(VENV)/.vllm
 	@$(BIN)/countersign demo $(ARGS)
@@ -25,7 +27,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	$(BIN)/python -m pytest -m "not e2e" -n $(WORKERS) --dist worksteal $(ARGS)
 
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e $(ARGS)

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from benchmarks.demo import models, servers
 from benchmarks.demo.processes import Children, answers, free_ports
 from tests.support.valkey import Valkey
+
+# How long an example takes says more about what else the machine does than about the example.
+settings.register_profile("countersign", deadline=None)
+settings.load_profile("countersign")
 
 SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from policies.evidence import Endpoint
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Tap
+from tests.e2e.ahead import ahead
 from tests.proxy.tap.compare import assert_same, text
 
 pytestmark = pytest.mark.e2e
@@ -101,7 +103,9 @@ class Server:
     """A real vLLM, and the settings the proxy would have for it."""
 
     def __init__(self, url: str, model_dir: Path) -> None:
-        self.client = httpx.Client(base_url=url, timeout=120, trust_env=False)
+        # A connection that waited its turn may be the one that the server is closing.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=url, timeout=120, trust_env=False, limits=limits)
         self.model: str = self.client.get("/v1/models").json()["data"][0]["id"]
         self.strings = TokenStrings.load(model_dir)
         config = model_dir / "generation_config.json"
@@ -159,15 +163,26 @@ def compare(server: Server, endpoint: Endpoint, fields: dict[str, Any], *, strea
     raise AssertionError("unreachable")
 
 
+@pytest.fixture(scope="module")
+def compared(server: Server, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Tap]]]:
+    def work(endpoint: Endpoint, name: str, stream: bool) -> Tap:
+        fields = dict((CHAT if endpoint == "chat" else COMPLETIONS)[name])
+        if not stream:
+            fields.pop("stream_options", None)
+        return compare(server, endpoint, fields, stream=stream)
+
+    with ahead(request, "test_answers_are_the_same", work) as found:
+        yield found
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("endpoint", "name"), [*(("chat", name) for name in CHAT), *(("completions", name) for name in COMPLETIONS)]
 )
-def test_answers_are_the_same(server: Server, endpoint: Endpoint, name: str, stream: bool) -> None:
-    fields = dict((CHAT if endpoint == "chat" else COMPLETIONS)[name])
-    if not stream:
-        fields.pop("stream_options", None)
-    tap = compare(server, endpoint, fields, stream=stream)
+def test_answers_are_the_same(
+    compared: dict[str, Future[Tap]], request: pytest.FixtureRequest, endpoint: Endpoint, name: str, stream: bool
+) -> None:
+    tap = compared[request.node.nodeid].result()
     for evidence in tap.evidence():
         if "upstream_error" in evidence.faults:
             continue  # the server was started without what the request needs, and said so to both

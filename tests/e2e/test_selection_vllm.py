@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from policies import selection
 from policies.checks import Check, Result
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings
+from tests.e2e.ahead import ahead
 from tests.policies import recorded
 from verifier_pool.judge import cpu_checks
 
@@ -63,15 +66,30 @@ def reseeded(answer: Evidence) -> Evidence:
     return dataclasses.replace(answer, sampling=sampling)
 
 
+@pytest.fixture(scope="module")
+def answered(
+    vllm_server: str, model: ModelSettings, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Future[list[Evidence]]]]:
+    def work(kind: str, sampler: str) -> list[Evidence]:
+        fields = {**PROCESSORS[kind], **SAMPLERS[sampler], "max_tokens": 32}
+        chat = {"messages": MESSAGES, **fields}
+        answers = ask(backend(vllm_server), model, chat | {"stream": True})
+        return answers + ask(backend(vllm_server), model, PROMPT | fields, endpoint="completions")
+
+    with ahead(request, "test_honest_answers_never_violate_and_wrong_seeds_do", work) as found:
+        yield found
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_honest_answers_never_violate_and_wrong_seeds_do(
-    vllm_server: str, model: ModelSettings, kind: str, sampler: str
+    answered: dict[str, Future[list[Evidence]]],
+    request: pytest.FixtureRequest,
+    model: ModelSettings,
+    kind: str,
+    sampler: str,
 ) -> None:
-    fields = {**PROCESSORS[kind], **SAMPLERS[sampler], "max_tokens": 32}
-    chat = {"messages": MESSAGES, **fields}
-    answers = ask(backend(vllm_server), model, chat | {"stream": True})
-    answers += ask(backend(vllm_server), model, PROMPT | fields, endpoint="completions")
+    answers = answered[request.node.nodeid].result()
     checks = [selected(answer, model) for answer in answers]
     assert all(check.metrics["violations"] == 0 for check in checks), checks
     if sampler in ("greedy", "sampled"):
