@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -107,6 +109,8 @@ class Reply:
                 await self.down.write(data)
 
         error = await self._pump(response, tap, sink, None)
+        if tap.done.endswith(b"\n\r") and error is None:
+            await self._last_byte(response, tap)
         rest = tap.close(_fault(error))
         if not self.down.status and _unsent(tap):
             await self._refuse(response, tap, error, last=last)
@@ -115,6 +119,13 @@ class Reply:
         await self._end_stream(tap, rest, broken=error is not None)
         if tap.done and error is None:
             await finish(response, _FINISH_SECONDS)
+
+    async def _last_byte(self, response: UpstreamResponse, tap: Tap) -> None:
+        """The terminal frame's lines end in CRLF, and the last LF has not been read."""
+        with contextlib.suppress(TimeoutError, UpstreamFailed):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                for piece in self._decoder.decode(await response.read()):
+                    tap.feed(piece)
 
     async def _restream(self, response: UpstreamResponse, tap: Tap, content_type: str, *, last: bool) -> None:
         body, error = await self._gather(response, tap, _MAX_ANSWER)

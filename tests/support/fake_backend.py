@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -53,14 +53,21 @@ Script = Sequence[Step] | Callable[[Received], Sequence[Step]]
 
 
 class FakeBackend:
-    """A context manager that serves `script` to every request, or the scripts of `queue` one after the other."""
+    """A context manager that serves `script` to every request, or the scripts of `queue` one after the other.
 
-    def __init__(self, script: Script = ()) -> None:
+    Attributes:
+        pages: bodies (JSON) for GET requests by path, which then are neither scripted nor noted.
+        connections, open: connections so far, and now.
+        busy: requests whose script is not over.
+    """
+
+    def __init__(self, script: Script = (), *, port: int = 0, pages: Mapping[bytes, bytes] | None = None) -> None:
         self.script = script
         self.queue: list[Script] = []
         self.requests: list[Received] = []
-        self.connections = 0
-        self.port = 0
+        self.pages = pages or {}
+        self.connections = self.open = self.busy = 0
+        self.port = port
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
@@ -76,6 +83,10 @@ class FakeBackend:
     def last(self) -> Received:
         """The latest request."""
         return self.requests[-1]
+
+    def reset(self) -> None:
+        """Forget scripts and requests."""
+        self.script, self.queue, self.requests = (), [], []
 
     def __enter__(self) -> FakeBackend:
         self._thread.start()
@@ -93,7 +104,7 @@ class FakeBackend:
 
     async def _serve(self) -> None:
         self._over = asyncio.Event()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        server = await self._loop.create_server(self._protocol, "127.0.0.1", self.port, backlog=2048)
         self.port = server.sockets[0].getsockname()[1]
         self._up.set()
         await self._over.wait()
@@ -102,41 +113,90 @@ class FakeBackend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _protocol(self) -> _Connection:
+        return _Connection(asyncio.StreamReader(loop=self._loop), self._accept, self._loop)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
+        self.open += 1
         number = self.connections
+        connection = writer.transport.get_protocol()
+        assert isinstance(connection, _Connection)
         try:
             while (request := await _read(reader, number)) is not None:
-                self.requests.append(request)
-                script = self.queue.pop(0) if self.queue else self.script
-                steps = script(request) if callable(script) else script
-                if not await _play(steps, request, reader, writer):
+                if (page := self._page(request)) is not None:
+                    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n")
+                    writer.write(b"content-length: %d\r\n\r\n%s" % (len(page), page))
+                elif not await self._answer(request, connection, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
+            self.open -= 1
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await writer.wait_closed()
+
+    def _page(self, request: Received) -> bytes | None:
+        method, path, _ = request.line.split(b" ", 2)
+        return self.pages.get(path) if method == b"GET" else None
+
+    async def _answer(self, request: Received, connection: _Connection, writer: asyncio.StreamWriter) -> bool:
+        self.requests.append(request)
+        script = self.queue.pop(0) if self.queue else self.script
+        self.busy += 1
+        connection.request = request
+        try:
+            return await _play(script(request) if callable(script) else script, request, writer)
+        finally:
+            connection.request = None
+            self.busy -= 1
+
+
+class _Connection(asyncio.StreamReaderProtocol):
+    """Notes when the other side closes. Requests are not pipelined here, so any end of input is a close."""
+
+    request: Received | None = None
+
+    def eof_received(self) -> bool | None:
+        """A FIN."""
+        self._gone()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """An RST, or our own end."""
+        self._gone()
+        super().connection_lost(exc)
+
+    def _gone(self) -> None:
+        if self.request is not None and not self.request.peer_closed.is_set():
+            self.request.peer_closed_at = time.monotonic()
+            self.request.peer_closed.set()
 
 
 async def _read(reader: asyncio.StreamReader, connection: int) -> Received | None:
     head = await reader.readuntil(b"\r\n\r\n")
     line, *rows = head[:-4].split(b"\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (row.partition(b":") for row in rows)}
-    body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
+    chunked = headers.get(b"transfer-encoding", b"").lower() == b"chunked"
+    body = await (_read_chunks(reader) if chunked else reader.readexactly(int(headers.get(b"content-length", b"0"))))
     return Received(line, headers, b"\r\n".join(rows), body, connection, time.monotonic())
 
 
-async def _play(
-    steps: Sequence[Step], request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> bool:
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readuntil(b"\r\n")
+    return body
+
+
+async def _play(steps: Sequence[Step], request: Received, writer: asyncio.StreamWriter) -> bool:
     """Act the script; false when the connection is over."""
-    watching = asyncio.ensure_future(_watch(reader, request))
     try:
         for step in steps:
             match step:
@@ -157,22 +217,12 @@ async def _play(
                     await asyncio.sleep(step)
         return not request.peer_closed.is_set()
     except ConnectionError:
-        request.peer_closed_at = time.monotonic()
-        request.peer_closed.set()
+        if not request.peer_closed.is_set():
+            request.peer_closed_at = time.monotonic()
+            request.peer_closed.set()
         return False
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-
-
-async def _watch(reader: asyncio.StreamReader, request: Received) -> None:
-    """Note when the other side closes. Requests are not pipelined here, so any end of input is a close."""
-    await _poll(lambda: reader.at_eof() or reader.exception() is not None)
-    request.peer_closed_at = time.monotonic()
-    request.peer_closed.set()
 
 
 async def _poll(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - set by other threads, and streams tell nobody of their end
+    while not condition():  # noqa: ASYNC110 - set by other threads
         await asyncio.sleep(0.002)

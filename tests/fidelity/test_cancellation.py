@@ -1,0 +1,206 @@
+"""Cases 1 to 12: clients that leave, connections that leak, keep-alive connections that went stale."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.fidelity.frames import BODIES, BODY, PATHS, STREAM, STREAMS, begun, chat, script
+from tests.fidelity.gateway import CHAT, Gateway, Gateways
+from tests.support import wire
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
+from tests.support.raw_http import Call
+
+AT_ONCE = 0.1
+LARGE = chat('{"content":"' + "x" * 40_000 + '"}')
+TRIES = 4
+"""A busy machine may be late once; what is right is at once in one of them."""
+
+
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    """Wait for something to come true."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.003)
+
+
+def _seconds_until_closed(upstream: FakeBackend, call: Call, *, reset: bool) -> float:
+    left = call.leave(reset=reset)
+    assert upstream.last.peer_closed.wait(5), "the upstream connection was not closed"
+    return upstream.last.peer_closed_at - left
+
+
+@pytest.mark.cases(1, 2, 3, 4, 8)
+@pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
+@pytest.mark.parametrize("phase", ["before headers", "after headers", "mid-stream", "whole, before", "whole, in body"])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_upstream_is_closed_when_the_client_leaves(
+    gateway: Gateway, upstream: FakeBackend, path: str, phase: str, reset: bool
+) -> None:
+    scripts: dict[str, list[Step]] = {
+        "before headers": [],
+        "after headers": [wire.SSE_HEAD],
+        "mid-stream": begun(STREAMS[path][:2]),
+        "whole, before": [],
+        "whole, in body": [wire.whole(BODIES[path])[:-9]],
+    }
+    upstream.script = [*scripts[phase], PeerCloses()]
+    took = []
+    for _ in range(TRIES):
+        upstream.requests.clear()
+        call = gateway.call(path, stream=not phase.startswith("whole"))
+        until(lambda: upstream.requests and len(upstream.last.sent) == len(scripts[phase]))
+        if phase == "mid-stream":
+            call.until(b"One")
+        elif scripts[phase]:
+            time.sleep(0.05)
+        took.append(_seconds_until_closed(upstream, call, reset=reset))
+        if took[-1] < AT_ONCE:
+            break
+    assert min(took) < AT_ONCE
+
+
+@pytest.mark.cases(5)
+def test_nothing_is_left_in_use(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.variant("impatient")
+    shut: list[list[Step]] = [
+        [*begun(STREAM[:3]), PeerCloses()],
+        [PeerCloses()],
+        [*begun(STREAM[:2]), Close()],
+        [*begun(STREAM[:2]), Close(reset=True)],
+        [wire.whole(BODY)[:-20], Close()],
+    ]
+    upstream.script = lambda request: shut[len(upstream.requests) % len(shut)]
+
+    def one(number: int) -> None:
+        with gateway.call(stream=number % 2 == 0) as call:
+            if number % 3:
+                time.sleep(0.02)
+            else:
+                call.answer()
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(one, range(60)))
+    until(lambda: upstream.busy == 0)
+    upstream.script = script(STREAM)
+    assert [gateway.ask(stream=True).body for _ in range(5)] == [b"".join(STREAM)] * 5
+
+
+@pytest.mark.cases(6, 7)
+def test_a_reader_that_stalled_and_went_away(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [*begun(STREAM[:1]), *[wire.chunk(LARGE)] * 2000, PeerCloses()]
+    took = []
+    for _ in range(TRIES):
+        upstream.requests.clear()
+        call = gateway.call(stream=True)
+        call.until(b"assistant")
+        _stalled(upstream)
+        took.append(_seconds_until_closed(upstream, call, reset=True))
+        if took[-1] < AT_ONCE:
+            break
+    assert min(took) < 1.0
+    until(lambda: upstream.busy == 0)
+
+
+def _stalled(upstream: FakeBackend) -> None:
+    """Wait until the upstream cannot send any more."""
+    deadline = time.monotonic() + 20
+    before = -1
+    while before != len(upstream.last.sent):
+        assert time.monotonic() < deadline
+        before = len(upstream.last.sent)
+        time.sleep(0.3)
+
+
+@pytest.mark.cases(9)
+def test_many_who_leave_at_once_hold_up_nobody(gateway: Gateway, upstream: FakeBackend) -> None:
+    large = wire.chunk(LARGE)
+    upstream.script = [*begun(STREAM[:1]), *[large] * (5 * 1024 * 1024 // len(large)), PeerCloses()]
+    calls = [gateway.call(stream=True) for _ in range(30)]
+
+    def read(call: Call) -> None:
+        got = 0
+        for piece in call.pieces():
+            got += len(piece)
+            if got > 1_000_000:
+                break
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, calls))
+    for call in calls:
+        call.leave()
+    upstream.script = [wire.whole(BODY)]
+    started = time.monotonic()
+    assert gateway.ask().body == BODY
+    assert time.monotonic() - started < 3
+    until(lambda: upstream.busy == 0)
+
+
+@pytest.mark.cases(10)
+def test_the_upstream_is_read_to_its_last_byte(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = script(STREAM, pause=0.15)
+    with gateway.call(stream=True) as call:
+        call.head()
+        time.sleep(0.3)
+        answer = call.answer()
+    assert answer.body == b"".join(STREAM)
+    assert answer.whole
+    assert not upstream.last.peer_closed.is_set()
+
+
+@pytest.mark.cases(11)
+def test_what_was_served_until_the_client_left_is_recorded(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [*begun(STREAM[:3]), PeerCloses()]
+    call = gateway.call(stream=True)
+    call.until(b" two")
+    call.leave()
+    (evidence,) = gateway.evidence(call.head())
+    assert (evidence.text, evidence.complete) == ("One two", False)
+    assert "client_left" in evidence.faults
+
+
+@pytest.mark.cases(12)
+def test_a_stale_connection_is_replaced(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.queue = [[wire.whole(BODY)], [Close()], [wire.whole(BODY)]]
+    assert gateway.ask().body == BODY
+    assert gateway.ask().body == BODY
+    assert len(upstream.requests) == 3
+    assert upstream.requests[1].connection != upstream.requests[2].connection
+
+
+@pytest.mark.cases(12)
+def test_a_fresh_connection_that_closes_is_an_error(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.queue = [[wire.whole(BODY), Close()]]
+    gateway.ask()
+    time.sleep(0.1)
+    upstream.script = [Close()]
+    upstream.requests.clear()
+    answer = gateway.ask(stream=True)
+    assert answer.status == 502
+    assert "error" in answer.json()
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.cases(12)
+def test_a_kept_connection_is_used_again(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = lambda request: [wire.whole(BODY)] if b'"stream": true' not in request.body else script(STREAM)
+    before = upstream.connections
+    for _ in range(6):
+        assert gateway.ask(CHAT).status == 200
+    assert upstream.connections <= before + 1
+
+
+@pytest.mark.cases(3)
+def test_leaving_while_the_request_is_still_sent(gateway: Gateway, upstream: FakeBackend) -> None:
+    call = gateway.call(CHAT, {"content-length": "100000"}, raw=b'{"model"')
+    time.sleep(0.1)
+    call.socket.shutdown(socket.SHUT_RDWR)
+    call.leave()
+    upstream.script = [wire.whole(BODY)]
+    assert gateway.ask().status == 200
+    assert len(upstream.requests) == 1

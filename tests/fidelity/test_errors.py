@@ -1,0 +1,238 @@
+"""Cases 41 to 51: what goes wrong upstream is told as what it is, once, and never as a good end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fidelity.frames import BODIES, BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAM, STREAMS, TWO, begun, script
+from tests.fidelity.gateway import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Gateway, Gateways
+from tests.support import wire
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
+from tests.support.raw_http import Answer
+
+STATUSES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 501, 502, 503, 504, 529)
+ERROR = b'{"object":"error", "error": {"message":"no","type":"BadRequestError","param":null,"code":400}}'
+LOST: dict[str, list[Step]] = {"clean": [Close()], "reset": [0.05, Close(reset=True)], "ended": [wire.LAST_CHUNK]}
+
+
+def _last_event(answer: Answer) -> tuple[str, dict[str, object]]:
+    """Type and data of the last event of a stream."""
+    lines = answer.body.decode().rstrip().split("\n\n")[-1].split("\n")
+    kind = next((line[7:] for line in lines if line.startswith("event: ")), "")
+    data = next(line for line in lines if line.startswith("data:"))
+    parsed: dict[str, object] = json.loads(data[5:])
+    return kind, parsed
+
+
+@pytest.mark.cases(41, 42)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_refusal_keeps_status_and_body(
+    gateway: Gateway, upstream: FakeBackend, status: int, path: str, stream: bool
+) -> None:
+    upstream.script = [wire.whole(ERROR, status)]
+    answer = gateway.ask(path, stream=stream)
+    assert (answer.status, answer.body) == (status, ERROR)
+    assert answer.header("content-type") == "application/json"
+    assert answer.whole
+
+
+@pytest.mark.cases(41)
+def test_a_refusal_that_is_no_json_keeps_its_body(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [wire.whole(b"<h1>no</h1>", 503, "text/html")]
+    answer = gateway.ask(stream=True)
+    assert (answer.status, answer.body, answer.header("content-type")) == (503, b"<h1>no</h1>", "text/html")
+
+
+@pytest.mark.cases(43)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("how", [[Close()], [Close(reset=True)], [b"HTTP/1.1 20"]], ids=["fin", "rst", "half a head"])
+def test_lost_before_headers(gateway: Gateway, upstream: FakeBackend, path: str, stream: bool, how: list[Step]) -> None:
+    upstream.script = [*how, Close()]
+    answer = gateway.ask(path, stream=stream)
+    assert answer.status == 502
+    assert {"message", "type", "code"} <= answer.json()["error"].keys()
+
+
+@pytest.mark.cases(43, 45, 47)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("how", LOST)
+def test_lost_before_the_first_event(gateway: Gateway, upstream: FakeBackend, path: str, how: str) -> None:
+    upstream.script = [wire.SSE_HEAD, *LOST[how]]
+    answer = gateway.ask(path, stream=True)
+    assert answer.status == 502
+    assert "error" in answer.json()
+
+
+@pytest.mark.cases(43)
+@pytest.mark.parametrize("path", PATHS)
+def test_lost_in_a_whole_body(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
+    upstream.script = [wire.whole(BODIES[path])[:-9], Close()]
+    answer = gateway.ask(path)
+    assert answer.status == 502
+    assert "error" in answer.json()
+
+
+@pytest.mark.cases(44, 45)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("how", LOST)
+def test_lost_in_a_stream(gateway: Gateway, upstream: FakeBackend, path: str, how: str) -> None:
+    frames = STREAMS[path][:2]
+    upstream.script = [*begun(frames), *LOST[how]]
+    answer = gateway.ask(path, stream=True)
+    assert answer.status == 200
+    assert answer.body.startswith(b"".join(frames))
+    assert b"[DONE]" not in answer.body
+    kind, data = _last_event(answer)
+    if path in (MESSAGES, RESPONSES):
+        assert (kind, data["type"]) == ("error", "error")
+        assert {"message", "code"} <= (data if path == RESPONSES else data["error"]).keys()  # type: ignore[attr-defined]
+    else:
+        assert {"message", "type", "code"} <= data["error"].keys()  # type: ignore[attr-defined]
+        assert kind == ""
+
+
+@pytest.mark.cases(44)
+@pytest.mark.parametrize("rest", [[DONE], []], ids=["done", "end"])
+def test_an_error_in_a_stream_passes_and_is_the_last_word(
+    gateway: Gateway, upstream: FakeBackend, rest: list[bytes]
+) -> None:
+    frames = (ROLE, ONE, b"data: " + ERROR + b"\n\n", *rest)
+    upstream.script = script(frames)
+    assert gateway.ask(stream=True).body == b"".join(frames)
+
+
+@pytest.mark.cases(45)
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_no_good_end_is_made_up(gateway: Gateway, upstream: FakeBackend, kept: int) -> None:
+    upstream.script = script(STREAM[:kept])
+    answer = gateway.ask(stream=True)
+    assert b"[DONE]" not in answer.body
+    assert '"error"' in json.dumps(_last_event(answer)[1])
+    assert b'"finish_reason":"stop"' not in answer.body
+
+
+@pytest.mark.cases(46)
+@pytest.mark.parametrize("path", PATHS)
+def test_done_may_be_missing(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
+    frames = [frame for frame in STREAMS[path] if frame != DONE]
+    upstream.script = script(frames)
+    answer = gateway.ask(path, stream=True)
+    assert answer.body == b"".join(frames)
+    assert answer.whole
+
+
+@pytest.mark.cases(46)
+def test_the_upstream_may_vanish_after_done(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [*begun(STREAM), Close(reset=True)]
+    answer = gateway.ask(stream=True)
+    assert answer.body == b"".join(STREAM)
+    assert answer.whole
+
+
+@pytest.mark.cases(47)
+@pytest.mark.parametrize(
+    ("path", "frame", "status"),
+    [
+        (CHAT, b'data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}\n\n', 400),
+        (CHAT, b'data: {"error":{"message":"slow down","type":"rate_limit_error","code":"429"}}\n\n', 429),
+        (CHAT, b'data: {"error":{"message":"broken","type":"InternalServerError","code":500}}\n\n', 500),
+        (CHAT, b'data: {"error":{"message":"broken"}}\n\n', 502),
+        (COMPLETIONS, b'data: {"error":{"message":"no","code":422}}\n\n', 422),
+        (MESSAGES, b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n', 503),
+        (RESPONSES, b'event: error\ndata: {"type":"error","code":"rate_limit_error","message":"x"}\n\n', 429),
+    ],
+)
+@pytest.mark.parametrize("rest", [[DONE], [], [PeerCloses()]], ids=["done", "end", "silence"])
+def test_a_stream_that_begins_with_an_error_has_its_status(
+    gateway: Gateway, upstream: FakeBackend, path: str, frame: bytes, status: int, rest: list[Step]
+) -> None:
+    upstream.script = [*begun([frame]), *(wire.chunk(step) if isinstance(step, bytes) else step for step in rest)]
+    if PeerCloses() not in rest:
+        upstream.script.append(wire.LAST_CHUNK)
+    answer = gateway.ask(path, stream=True)
+    assert answer.status == status
+    assert answer.header("content-type") == "application/json"
+    assert answer.json() == json.loads(frame.split(b"data: ")[1])
+
+
+@pytest.mark.cases(48)
+@pytest.mark.parametrize("how", LOST)
+def test_no_second_try_after_the_first_byte(
+    gateways: Gateways, upstream: FakeBackend, second: FakeBackend, how: str
+) -> None:
+    gateway = gateways.variant("pair")
+    upstream.script = second.script = [*begun((ROLE, ONE)), *LOST[how]]
+    answer = gateway.ask(stream=True)
+    assert answer.body.startswith(ROLE + ONE)
+    assert answer.body.count(b"One") == 1
+    assert len(upstream.requests) + len(second.requests) == 1
+
+
+@pytest.mark.cases(48)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("how", ["closed", "503", "empty", "first event"])
+def test_a_second_try_before_the_first_byte(
+    gateways: Gateways, upstream: FakeBackend, second: FakeBackend, how: str, stream: bool
+) -> None:
+    failures: dict[str, list[Step]] = {
+        "closed": [Close()],
+        "503": [wire.whole(ERROR, 503)],
+        "empty": [wire.SSE_HEAD, wire.LAST_CHUNK] if stream else [wire.whole(BODY)[:-9], Close()],
+        "first event": script([b'data: {"error":{"message":"x","code":503}}\n\n']) if stream else [Close(reset=True)],
+    }
+    gateway = gateways.variant("pair")
+    good: list[Step] = script(STREAM) if stream else [wire.whole(BODY)]
+    for bad, fine in ((upstream, second), (second, upstream)):
+        bad.script, fine.script = failures[how], good
+        for _ in range(2):
+            answer = gateway.ask(stream=stream)
+            assert (answer.status, answer.body) == (200, b"".join(STREAM) if stream else BODY)
+
+
+@pytest.mark.cases(49)
+def test_when_to_come_again_is_passed_on(gateway: Gateway, upstream: FakeBackend) -> None:
+    again = ("retry-after: 7", "retry-after-ms: 7000", "x-should-retry: false", "x-ratelimit-remaining-tokens: 0")
+    upstream.script = [wire.whole(ERROR, 429, "application/json", *again)]
+    answer = gateway.ask(stream=True)
+    assert [f"{name}: {answer.header(name)}" for name in (line.split(":")[0] for line in again)] == list(again)
+
+
+@pytest.mark.cases(49)
+def test_the_last_one_asked_says_when_to_come_again(
+    gateways: Gateways, upstream: FakeBackend, second: FakeBackend
+) -> None:
+    gateway = gateways.variant("pair")
+    upstream.script = [wire.whole(ERROR, 429, "application/json", "retry-after: 7")]
+    second.script = [wire.whole(ERROR, 503, "application/json", "retry-after: 9")]
+    for _ in range(2):
+        answer = gateway.ask()
+        last = max((upstream, second), key=lambda asked: asked.last.at)
+        assert (answer.status, answer.header("retry-after")) == ((429, "7") if last is upstream else (503, "9"))
+    assert len(upstream.requests) == len(second.requests) == 2
+
+
+@pytest.mark.cases(50)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+def test_an_endless_error_is_not_read_to_its_end(gateway: Gateway, upstream: FakeBackend, kind: str) -> None:
+    endless = [wire.chunk(b"x" * 262_144)] * 400
+    upstream.script = [wire.head(500, kind, "transfer-encoding: chunked"), *endless, PeerCloses()]
+    answer = gateway.ask()
+    assert answer.status >= 500
+    assert len(answer.body) < 20_000_000
+    assert upstream.last.peer_closed.wait(5)
+    assert len(upstream.last.sent) < 200
+
+
+@pytest.mark.cases(51)
+def test_refused_requests_do_not_shut_a_backend_out(gateway: Gateway, upstream: FakeBackend) -> None:
+    for status in (400, 401, 404, 413, 422, 429):
+        upstream.script = [wire.whole(ERROR, status)]
+        assert {gateway.ask().status for _ in range(10)} == {status}
+    upstream.script = script((ROLE, TWO, FINISH, DONE))
+    answer = gateway.ask(stream=True)
+    assert (answer.status, answer.body) == (200, b"".join((ROLE, TWO, FINISH, DONE)))

@@ -1,0 +1,253 @@
+"""Cases 61 to 65: silence, time-outs, a thousand streams, the end of the process, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.fidelity.frames import BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAM, STREAMS, begun, chat, script
+from tests.fidelity.gateway import CHAT, MESSAGES, Gateway, Gateways
+from tests.support import wire
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
+
+ERROR = b'{"error": {"message":"no","type":"BadRequestError","param":null,"code":400}}'
+LARGE = chat('{"content":"' + "x" * 60_000 + '"}')
+
+
+def _without_comments(body: bytes) -> bytes:
+    return b"".join(event + b"\n\n" for event in body.split(b"\n\n") if event and not event.startswith(b":"))
+
+
+@pytest.mark.cases(61)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("silent", ["before headers", "before the first event"])
+def test_comments_while_a_client_waits(gateways: Gateways, upstream: FakeBackend, path: str, silent: str) -> None:
+    gateway = gateways.variant("keepalive")
+    steps = script(STREAMS[path])
+    upstream.script = [0.9, *steps] if silent == "before headers" else [steps[0], 0.9, *steps[1:]]
+    answer = gateway.ask(path, stream=True)
+    assert answer.status == 200
+    assert answer.header("content-type").startswith("text/event-stream")
+    assert answer.body.startswith(b":")
+    assert 2 <= answer.body.count(b"\n:") + 1 <= 5
+    assert _without_comments(answer.body) == b"".join(STREAMS[path])
+    assert answer.whole
+
+
+@pytest.mark.cases(61)
+def test_comments_never_cut_an_event(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.variant("keepalive")
+    data = b"".join(STREAM)
+    cut = data.index(b"One") + 1
+    upstream.script = [wire.SSE_HEAD, wire.chunk(data[:cut]), 0.7, wire.chunk(data[cut:]), wire.LAST_CHUNK]
+    answer = gateway.ask(stream=True)
+    assert b"\n:" in answer.body
+    assert _without_comments(answer.body) == data
+
+
+@pytest.mark.cases(61)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("how", ["status", "closed", "broken off", "first event"])
+def test_errors_after_a_comment_are_events(gateways: Gateways, upstream: FakeBackend, path: str, how: str) -> None:
+    gateway = gateways.variant("keepalive")
+    failures: dict[str, list[Step]] = {
+        "status": [wire.whole(ERROR, 400)],
+        "closed": [Close()],
+        "broken off": [wire.SSE_HEAD, Close()],
+        "first event": script([b"data: " + ERROR + b"\n\n"]),
+    }
+    upstream.script = [0.5, *failures[how]]
+    answer = gateway.ask(path, stream=True)
+    assert answer.status == 200
+    last = answer.body.rstrip().split(b"\n\n")[-1]
+    assert b'"error"' in last
+    assert b"data: {" in last
+    assert b"[DONE]" not in answer.body
+    assert answer.whole
+
+
+@pytest.mark.cases(61)
+def test_no_comments_in_what_is_no_stream(gateways: Gateways, upstream: FakeBackend) -> None:
+    upstream.script = [0.6, wire.whole(BODY)]
+    answer = gateways.variant("keepalive").ask()
+    assert (answer.status, answer.body) == (200, BODY)
+
+
+@pytest.mark.cases(61)
+def test_no_comments_where_none_are_wanted(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [0.8, *script(STREAM)]
+    assert gateway.ask(stream=True).body == b"".join(STREAM)
+
+
+@pytest.mark.cases(61)
+def test_a_client_leaves_between_comments(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.variant("keepalive")
+    upstream.script = [PeerCloses()]
+    with gateway.call(stream=True) as call:
+        call.until(b":")
+        call.leave()
+    assert upstream.last.peer_closed.wait(2)
+
+
+@pytest.mark.cases(62)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_first_token_must_come_in_time(gateways: Gateways, upstream: FakeBackend, path: str, stream: bool) -> None:
+    gateway = gateways.variant("impatient")
+    upstream.script = [PeerCloses()]
+    started = time.monotonic()
+    answer = gateway.ask(path, stream=stream)
+    assert 0.5 < time.monotonic() - started < 1.9
+    assert answer.status == 504
+    assert "error" in answer.json()
+    assert upstream.last.peer_closed.wait(2)
+
+
+@pytest.mark.cases(62)
+def test_headers_are_no_token(gateways: Gateways, upstream: FakeBackend) -> None:
+    upstream.script = [0.2, wire.SSE_HEAD, PeerCloses()]
+    answer = gateways.variant("impatient").ask(stream=True)
+    assert answer.status == 504
+    assert upstream.last.peer_closed.wait(2)
+
+
+@pytest.mark.cases(62)
+def test_comments_are_no_token(gateways: Gateways, upstream: FakeBackend) -> None:
+    ping: list[Step] = [0.15, wire.chunk(b": ping\n\n")]
+    gateway = gateways.variant("impatient")
+    upstream.script = [wire.SSE_HEAD, *ping * 60]
+    started = time.monotonic()
+    answer = gateway.ask(stream=True)
+    assert time.monotonic() - started < 1.9
+    assert b'"error"' in answer.body
+
+
+@pytest.mark.cases(62)
+def test_silence_between_tokens_is_bounded(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.variant("impatient")
+    upstream.script = [*begun((ROLE, ONE)), PeerCloses()]
+    started = time.monotonic()
+    answer = gateway.ask(stream=True)
+    assert 0.5 < time.monotonic() - started < 1.9
+    assert answer.body.startswith(ROLE + ONE)
+    assert b'"error"' in answer.body
+    assert b"[DONE]" not in answer.body
+    assert upstream.last.peer_closed.wait(2)
+
+
+@pytest.mark.cases(62)
+def test_the_whole_is_bounded(gateways: Gateways, upstream: FakeBackend) -> None:
+    slowly: list[Step] = [0.1, wire.chunk(ONE)]
+    gateway = gateways.variant("impatient")
+    upstream.script = [*begun([ROLE]), *slowly * 80]
+    started = time.monotonic()
+    answer = gateway.ask(stream=True)
+    assert 1.8 < time.monotonic() - started < 5
+    assert b'"error"' in answer.body
+    assert upstream.last.peer_closed.wait(2)
+
+
+@pytest.mark.cases(62)
+def test_slow_but_steady_is_fine(gateways: Gateways, upstream: FakeBackend) -> None:
+    upstream.script = script(STREAM, pause=0.2)
+    assert gateways.variant("impatient").ask(stream=True).body == b"".join(STREAM)
+
+
+@pytest.mark.cases(62)
+def test_hung_requests_hold_up_nobody(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = lambda request: [PeerCloses()] if b"hang" in request.body else [wire.whole(BODY)]
+    hung = [gateway.call(user="hang") for _ in range(50)]
+    started = time.monotonic()
+    assert all(gateway.ask().body == BODY for _ in range(5))
+    assert time.monotonic() - started < 3
+    for call in hung:
+        call.leave()
+
+
+async def _stream(gateway: Gateway, want: bytes) -> tuple[float, bool]:
+    """Seconds to the first byte, and whether everything came."""
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        body = gateway.body(stream=True)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {gateway.key}\r\n"
+        head += f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        started = time.monotonic()
+        writer.write(head.encode() + body)
+        got = await reader.readuntil(b"\r\n\r\n")
+        first = await reader.read(65536)
+        took = time.monotonic() - started
+        got += first + await reader.read()
+        return took, b" 200 " in got[:20] and all(frame.strip() in got for frame in want.split(b"\n\n"))
+    finally:
+        writer.close()
+
+
+@pytest.mark.cases(63)
+def test_a_thousand_streams(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [wire.SSE_HEAD, wire.chunk(ROLE), 3.0, *map(wire.chunk, (ONE, FINISH, DONE)), wire.LAST_CHUNK]
+
+    async def run() -> list[tuple[float, bool] | BaseException]:
+        calls = [asyncio.create_task(_stream(gateway, ROLE + ONE + FINISH + DONE)) for _ in range(1000)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(lambda: asyncio.run(run())).result()
+    failures = [result for result in results if isinstance(result, BaseException) or not result[1]]
+    assert failures == []
+    times = sorted(result[0] for result in results if not isinstance(result, BaseException))
+    assert times[989] < 12
+    assert len(upstream.requests) == 1000
+
+
+def _until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.cases(64)
+def test_an_orderly_end(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.start("plain")
+    process = gateway.process
+    assert process is not None
+    try:
+        upstream.script = script(STREAM, pause=0.25)
+        calls = [gateway.call(stream=True) for _ in range(5)]
+        for call in calls:
+            call.until(b"assistant")
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with gateway.call(CHAT) as late:
+            refused = late.answer()
+        assert refused.status == 503
+        assert "error" in refused.json()
+        assert {call.answer().body for call in calls} == {b"".join(STREAM)}
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.cases(65)
+def test_a_slow_reader_slows_the_upstream_down(gateway: Gateway, upstream: FakeBackend) -> None:
+    before = gateway.resident() if gateway.pid else 0
+    upstream.script = [*begun([ROLE]), *[wire.chunk(LARGE)] * 1500, *map(wire.chunk, (FINISH, DONE)), wire.LAST_CHUNK]
+    with gateway.call(stream=True) as call:
+        call.until(b"assistant")
+        sent = -1
+        while sent != len(upstream.last.sent):
+            sent = len(upstream.last.sent)
+            time.sleep(0.3)
+        assert sent < 700
+        if gateway.pid:
+            assert gateway.resident() - before < 64 * 1024**2
+        answer = call.answer()
+    assert answer.whole
+    assert answer.body == b"".join((ROLE, *[LARGE] * 1500, FINISH, DONE))
