@@ -68,13 +68,13 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
     thread = LoopThread("t")
     told: Future[str] = Future()
 
-    def callback(_future: Future[int]) -> None:
+    def callback() -> None:
         try:
             thread.run(number())
         except RuntimeError as error:
             told.set_result(str(error))
 
-    thread.submit(number()).add_done_callback(callback)
+    thread.loop.call_soon_threadsafe(callback)
     assert "cannot wait for itself" in told.result(5)
     thread.close()
 
