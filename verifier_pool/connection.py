@@ -86,10 +86,27 @@ def connect_async(
                 pool = _AsyncMasters("", _AsyncSlot(where.hosts, asking), slot=True, **where.pool(given))
             case _:
                 pool = AsyncConnectionPool.from_url(url, **given)
+        pool.connection_class = type("Connection", (_Reset, pool.connection_class), {})
         pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError):
         raise SettingsError("redis_url", EXPECTED) from None
     return AsyncRedis.from_pool(pool)
+
+
+class _Reset:
+    """A connection that the other side has reset is a ConnectionError; uvloop says RuntimeError to whoever writes."""
+
+    async def connect(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().connect(*arguments, **options)  # type: ignore[misc]
+        except RuntimeError as error:
+            raise RedisConnectionError("the connection is gone") from error
+
+    async def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
+        except RuntimeError as error:
+            raise RedisConnectionError("the connection is gone") from error
 
 
 class _Connection(sentinel.SentinelManagedConnection):
@@ -186,7 +203,7 @@ class _AsyncSlot(_Slot):
             try:
                 async with AsyncRedis(host=host, port=port, **self._asking) as node:
                     return self._found(await node.execute_command("CLUSTER", "SLOTS"), host)  # type: ignore[no-untyped-call]
-            except (RedisError, OSError):
+            except (RedisError, OSError, RuntimeError):
                 continue
         raise RedisConnectionError("no node knows who has the slot")
 
