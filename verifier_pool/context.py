@@ -22,7 +22,10 @@ NO_MODEL = ModelSettings.model_validate({})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made by the worker before it takes work; jobs only read it. `profiles` and `second_profiles` are by model."""
+    """Made by the worker before it takes work. `profiles` and `second_profiles` are by model.
+
+    `folded` says by backend when a job last folded its units (seconds of the monotonic clock).
+    """
 
     settings: Settings
     store: Store
@@ -32,6 +35,7 @@ class Context:
     standings: Standings = field(init=False)
     stages: Stages = field(init=False)
     profile_names: Mapping[str, str] = field(init=False)
+    folded: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 REPLAYING = "replaying"
 """What a pass returns that has asked for a replay."""
+FOLD_SECONDS = 1.0
 
 
 class _Held(NamedTuple):
@@ -207,7 +208,13 @@ def _forget(context: Context, id: str) -> None:
 
 
 def _fold(context: Context, backend: str) -> None:
-    """Let the standing follow. The verdict stands whatever becomes of this; what is left is folded by the timer."""
+    """Let the standing follow, once a second: a fold costs more than some checks, however many units it counts.
+
+    The verdict stands whatever becomes of this; what is left is folded between jobs and by the timer.
+    """
+    if time.monotonic() < context.folded.get(backend, float("-inf")) + FOLD_SECONDS:
+        return
+    context.folded[backend] = time.monotonic()
     try:
         context.standings.fold(backend)
     except ValueError as error:

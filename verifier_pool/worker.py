@@ -191,9 +191,16 @@ def _verifying(settings: Settings, stop: threading.Event) -> Worked:
                 sweep_in_turn(store, settings.verification)
                 here.standings.fold_left()
 
-            loop = Loop(VERIFY_QUEUE, store.redis, stop, on_failed=jobs.give_up, on_tick=tick, on_timer=timer)
+            def between() -> None:
+                here.standings.fold_left(0.2)
+                if tick is not None:
+                    tick()
+
+            loop = Loop(VERIFY_QUEUE, store.redis, stop, on_failed=jobs.give_up, on_tick=between, on_timer=timer)
             logger.info("ready: taking verifications")
-            return loop.serve(burst=burst)
+            done = loop.serve(burst=burst)
+            here.standings.fold_left()
+            return done
 
     return work
 
