@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,3 +65,16 @@ def test_completions_are_rendered_prompt_by_prompt(vllm_server: str, reference: 
     for request, replay in zip(requests, replays, strict=True):
         assert replay.prompt_ids is not None
         assert np.array_equal(replay.prompt_ids, request.prompt_ids)
+
+
+def test_its_canaries(reference: Reference) -> None:
+    canary = reference.canary
+    assert canary is not None
+    assert not canary.due(0)
+    end = time.monotonic() + 120
+    while not canary.known:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    for turn in range(1, 5):
+        assert canary.due(1000.0 * turn)
+        assert canary.judge(reference.replay([canary.request()])[0])
