@@ -29,7 +29,7 @@ from verifier_pool.queue import (
     units_key,
     verdict_key,
 )
-from verifier_pool.scripts import STORE_STANDING
+from verifier_pool.scripts import STORE_STANDING, open_intent
 
 PATIENCE = 1.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
@@ -87,8 +87,8 @@ class Store:
         lost_at = time.time() + self._settings.lost_after
         async with self._asking(self._durable_seconds):
             pipeline = self._redis.pipeline(transaction=False)
-            pipeline.set(intent_key(generation.id), orjson.dumps(generation.intent()), ex=self._settings.verdict_ttl)
-            pipeline.zadd(OPEN, {generation.id: lost_at})
+            intent = orjson.dumps(generation.intent())
+            open_intent(pipeline, generation.id, intent, self._settings.verdict_ttl, lost_at)
             if self._until_durable:
                 pipeline.execute_command(*self._until_durable)
             durable.answer_of(self._durability, await pipeline.execute())

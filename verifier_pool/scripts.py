@@ -35,6 +35,15 @@ from verifier_pool.queue import (
     waiting_sizes_key,
 )
 
+OPEN_INTENT = """
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
+"""
+"""Lua: write an intent and expect its verdict, both or neither: an intent that nobody expects one for is never swept.
+
+KEYS: the intent, `open`. ARGV: the intent as JSON, seconds it is kept, Unix second at which it counts as lost, id.
+"""
+
 STORE_VERDICT = """
 -- A Redis without memory lets a script write once it has written what frees some.
 redis.call('ZREM', KEYS[2], ARGV[3])
@@ -133,6 +142,11 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
 end
 """
 """Lua: add to (or take from) the bytes of a generation that waits. KEYS: `waiting_keys`. ARGV: id, bytes."""
+
+
+def open_intent(pipeline: Any, id: str, intent: bytes, ttl: int, lost_at: float) -> None:
+    """Write an intent (JSON) for `ttl` seconds, which counts as lost at the Unix second `lost_at`."""
+    pipeline.eval(OPEN_INTENT, 2, intent_key(id), OPEN, intent, ttl, f"{lost_at:.3f}", id)
 
 
 def waiting_keys(backend: str) -> list[str]:
