@@ -46,7 +46,8 @@ class Engine:
         if request.path == "/inference/v1/generate":
             writer.write(server.whole(self._scored(body)))
         elif request.path == "/v1/completions":
-            writer.write(server.whole(self._listed(body)))
+            asked = self._listed(body) if "prompt_logprobs" in body else self._answered(body)
+            writer.write(server.whole(asked))
         else:
             writer.write(server.whole({"error": {"message": "no such route"}}, 404))
 
@@ -73,6 +74,18 @@ class Engine:
     def _listed(self, body: dict[str, Any]) -> dict[str, Any]:
         rows = self._rows(body["prompt"], body["prompt_logprobs"])
         return {"choices": [{"index": 0, "prompt_logprobs": rows, "prompt_token_ids": body["prompt"]}]}
+
+    def _answered(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A greedy answer to a text, with the best of each token."""
+        prompt = toy.prompt_ids(body["prompt"])
+        drawn = toy.draw(prompt, body["max_tokens"], 0.0, 0, self._table)
+        rows = self._rows([prompt[-1], *drawn.output_ids.tolist()], body["logprobs"])[1:]
+        listed = [{f"token_id:{id}": entry["logprob"] for id, entry in (row or {}).items()} for row in rows]
+        tokens = [f"token_id:{token}" for token in drawn.output_ids.tolist()]
+        own = [row[token] for row, token in zip(listed, tokens, strict=True)]
+        logprobs = {"tokens": tokens, "token_logprobs": own, "top_logprobs": listed}
+        choice = {"index": 0, "logprobs": logprobs, "token_ids": drawn.output_ids.tolist()}
+        return {"choices": [{**choice, "prompt_token_ids": prompt}]}
 
     def _rows(self, ids: Sequence[int], top: int) -> list[dict[str, Any] | None]:
         """vLLM's prompt logprobs: the token itself, and the `top` best."""

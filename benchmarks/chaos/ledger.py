@@ -136,7 +136,7 @@ def _matched(asked: Sequence[Asked], kept: Kept, keys: Sequence[str]) -> tuple[d
         if number not in ids:
             ids[number], how[number] = id, "evidence"
     taken = set(ids.values())
-    owners = {hash_key(key): client for client, key in enumerate(keys)}
+    owners = [hash_key(key) for key in keys]
     left = [each for each in asked if each.number not in ids]
     documents = {**kept.verdicts, **kept.intents}
     for id, document in sorted(documents.items(), key=lambda item: float(item[1]["created"])):
@@ -150,8 +150,8 @@ def _matched(asked: Sequence[Asked], kept: Kept, keys: Sequence[str]) -> tuple[d
     return ids, how
 
 
-def _fits(each: Asked, document: Mapping[str, Any], owners: Mapping[str, int]) -> bool:
-    same = owners.get(str(document["owner"])) == each.client and document["backend"] == each.backend
+def _fits(each: Asked, document: Mapping[str, Any], owners: Sequence[str]) -> bool:
+    same = owners[each.client] == document["owner"] and document["backend"] == each.backend
     form = document.get("stream", each.stream) == each.stream and document.get("mode", each.mode) == each.mode
     return same and form and each.sent <= float(document["created"])
 
@@ -180,9 +180,7 @@ def _one(
         if each.status == 0 and _was_away(each, away):
             found.undelivered += 1
         elif not id:
-            found.lost.append(
-                f"marker {each.number}: served by the backend, and nobody knows it"
-            )
+            found.lost.append(f"marker {each.number}: served by the backend, and nobody knows it")
     _check_word(found, each, kind, word, verdict)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 import random
 import secrets
 import time
@@ -37,9 +39,11 @@ class Scene:
     """What runs, for how long, and what is done to it.
 
     Attributes:
+        references: processes per model.
         kills: blows in all; 0 leaves everything alone. `seconds`: how long clients ask, and blows fall.
         settle: seconds after which every accepted generation must have its verdict.
         fsync: of the append-only file; `everysec` may lose what was acknowledged in the last second.
+        tenants: client keys; 0 gives every client its own, without which ids cannot be matched by elimination alone.
         pause: mean seconds between a client's requests.
     """
 
@@ -48,6 +52,7 @@ class Scene:
     references: int = 2
     models: tuple[str, ...] = ("toy",)
     clients: int = 10
+    tenants: int = 0
     kills: int = 200
     seconds: float = 60.0
     settle: float = 90.0
@@ -72,13 +77,20 @@ class Outcome:
 
 
 class Stage:
-    """A context manager around every process. `look` is called on the running stage before it is read."""
+    """Every process, and the network between them.
+
+    Attributes:
+        keys: the clients' keys, by client.
+        memory: bytes in RAM once a second, by life (`worker-1.2` is the second one of `worker-1`).
+    """
 
     def __init__(self, scene: Scene, folder: Path, say: Callable[[str], None]) -> None:
         self.scene = scene
         self.folder = folder
         self.rng = random.Random(scene.seed)
-        self.keys = [f"sk-chaos-{secrets.token_hex(8)}" for _ in range(scene.clients)]
+        keys = [f"sk-chaos-{secrets.token_hex(8)}" for _ in range(scene.tenants or scene.clients)]
+        self.keys = [keys[index // len(scene.models) % len(keys)] for index in range(scene.clients)]
+        self.memory: dict[str, list[int]] = {}
         self.relays: dict[str, Relay] = {}
         self.nursery = Nursery()
         self.fleet = Fleet(folder, self.rng)
@@ -143,7 +155,7 @@ class Stage:
             upstream_port=self._upstream_port,
             references=references,
             profiles=self.profiles,
-            keys=self.keys,
+            keys=list(dict.fromkeys(self.keys)),
             port=port,
             aof=self.scene.fsync == "always",
         )
@@ -207,9 +219,18 @@ class Stage:
         )
 
     async def _tend(self) -> None:
-        while True:
+        for turn in itertools.count():
             self.fleet.tend()
+            if turn % 20 == 0:
+                self._weigh()
             await asyncio.sleep(0.05)
+
+    def _weigh(self) -> None:
+        for member in self.fleet.members:
+            if member.life is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pages = int(Path(f"/proc/{member.life.pid}/statm").read_text().split()[1])
+                    self.memory.setdefault(member.logs[-1].stem, []).append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     async def _settled(self) -> float | None:
         """Seconds until nothing waited for a verdict or to be counted; None when that was too long."""
