@@ -14,6 +14,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": ("verifier_pool.worker", "run a verifier worker"),
     "calibrate": ("benchmarks.calibration.command", "measure a profile on a trusted backend"),
     "standing": ("verifier_pool.standing_command", "what is known about each backend; quarantine or pardon one"),
+    "queue": (
+        "verifier_pool.queue_command",
+        "what waits for the workers, and what failed for good; queue it anew or drop it",
+    ),
     "profile": ("verifier_pool.profile_command", "make keys; show, sign and check profiles"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),

@@ -62,7 +62,7 @@ def options(
         "description": f"{stage} {id}",
         "job_timeout": settings.job_timeout,
         "ttl": settings.evidence_ttl,
-        "result_ttl": 60,
+        "result_ttl": 0,
         "failure_ttl": settings.verdict_ttl,
         "retry": Retry(max=len(RETRY_SECONDS), interval=list(RETRY_SECONDS)),
         "meta": {"lane": lane, "tenant": tenant, "tokens": max(int(tokens), 1), "size": int(size), "stage": stage},

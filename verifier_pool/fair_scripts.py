@@ -81,6 +81,7 @@ while #taken < wanted do
   end
   if waits then
     seen[id] = true
+    redis.call('HINCRBY', prefix .. id, 'takes', 1)
     taken[#taken + 1] = id
     redis.call('RPUSH', middle, id)
   else
@@ -92,7 +93,8 @@ if ending == 'empty' then redis.call('DEL', bell, state) end
 table.insert(taken, 1, ending)
 return taken
 """
-"""Lua: move the next jobs to the intermediate list, and drop what expired, was cancelled or is there twice.
+"""Lua: move the next jobs to the intermediate list, and drop what expired, was cancelled or is there twice. A job's
+field `takes` says how often it was taken.
 
 KEYS: the queue's own, then rq's list (11) and its intermediate list (12).
 ARGV: how many at most, what the key of a job begins with, tokens they may cost together (-1: any), and whether the

@@ -31,11 +31,6 @@ Standing (verifier_pool.standing):
 
 from __future__ import annotations
 
-from typing import Any
-
-from rq import Retry
-
-from policies.settings import VerificationSettings
 from verifier_pool import TAG
 
 PREFIX = TAG + ":"
@@ -148,16 +143,3 @@ def standing_field(backend: str, declaration: str) -> str:
     Its value is JSON: `state`, `audit_rate`, `since` (Unix seconds), `backend`, `declaration`. A new backend has none.
     """
     return f"{backend}:{declaration}"
-
-
-def verify_options(id: str, settings: VerificationSettings) -> dict[str, Any]:
-    """Keyword arguments of `Queue.enqueue(VERIFY_JOB, id, **verify_options(id, …))`, every lifetime explicit."""
-    return {
-        "job_id": id,
-        "description": f"verify {id}",
-        "job_timeout": settings.job_timeout,
-        "ttl": settings.evidence_ttl,
-        "result_ttl": 60,
-        "failure_ttl": settings.verdict_ttl,
-        "retry": Retry(max=len(RETRY_SECONDS), interval=list(RETRY_SECONDS)),
-    }

@@ -21,6 +21,7 @@ from policies.evidence import Evidence
 from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
 from verifier_pool import context, jobs
+from verifier_pool.fair import options
 from verifier_pool.loop import Loop
 from verifier_pool.queue import (
     OPEN,
@@ -28,7 +29,6 @@ from verifier_pool.queue import (
     VERIFY_QUEUE,
     evidence_key,
     intent_key,
-    verify_options,
 )
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
@@ -54,8 +54,9 @@ def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed
     id = choices[0].id
     intent(redis, id)
     redis.set(evidence_key(id), codec.pack(choices) if packed is None else packed, ex=600)
-    queue = Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer)
-    queue.enqueue(VERIFY_JOB, id, **verify_options(id, settings.verification))
+    given = options(id, settings.verification, inline=False, tenant="o", tokens=1, size=0) | {"result_ttl": 60}
+    given.pop("meta")  # so that it goes first, and rq's own queue shows it
+    Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).enqueue(VERIFY_JOB, id, **given)
     note_waiting(redis, id, choices[0].backend, time.time(), settings.verification.evidence_ttl)
     return id
 

@@ -343,10 +343,11 @@ def test_rqs_own_worker_drains_it(redis: Redis) -> None:
     queue = clean(redis)
     for number in range(3):
         given = fair.options(f"j{number}", RULES, inline=False, tenant="A", tokens=1, size=0)
-        queue.enqueue("os.getpid", **given)
+        queue.enqueue("os.getpid", **given | {"result_ttl": 60})
     worker = SimpleWorker([queue], connection=redis, queue_class=FairQueue, serializer=JSONSerializer)
     assert worker.work(burst=True)
     assert queue.finished_job_registry.count == 3
+    assert redis.hget(Job.key_for("j0"), "takes") == b"1"
 
 
 def test_options_say_every_lifetime(redis: Redis) -> None:
@@ -354,7 +355,7 @@ def test_options_say_every_lifetime(redis: Redis) -> None:
     given = fair.options("i" * 32, RULES, inline=True, tenant="A", tokens=0, size=7, stage="judge")
     job = queue.enqueue(VERIFY_JOB, "i" * 32, **given)
     assert job.id == "i" * 32 + "-j"
-    assert (job.timeout, job.ttl, job.result_ttl, job.failure_ttl) == (300, 3600, 60, RULES.verdict_ttl)
+    assert (job.timeout, job.ttl, job.result_ttl, job.failure_ttl) == (300, 3600, 0, RULES.verdict_ttl)
     assert job.meta == {"lane": 1, "tenant": "A", "tokens": 1, "size": 7, "stage": "judge"}
     assert 0 < redis.ttl(job.key) <= 3600
     assert queue.waiting() == {"first": 0, "inline-judge": 1, "inline": 0, "async-judge": 0, "async": 0}

@@ -1,0 +1,228 @@
+"""`countersign queue`: what waits for the workers, and the jobs that failed for good.
+
+    list                what waits in every queue, by lane, in flight and for a later try, how long and how large; what
+                        waits for its verdict, by backend; the dead letters, without anything of a prompt or an answer
+    requeue ID… | --all  queue dead letters anew. A verdict is written once: what is decided stays so and is not queued
+                        again. That leaves webhooks, and what lost its worker before it could say so
+    drop ID… | --all     delete dead letters; what is undecided then ends unverified, or is judged without its replay
+
+An ID is a job's, or a generation's for all its jobs. docs/pool.md says more.
+
+exit code 0: done     1: Redis did not answer, or an ID that was given is no dead letter or cannot be queued anew
+          2: wrong usage     3: wrong settings
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from redis import Redis
+from redis.exceptions import RedisError
+from rq.job import Job
+
+from policies.errors import StoreUnavailable
+from policies.settings import Settings
+from verifier_pool import dead_letters
+from verifier_pool.dead_letters import Letter
+from verifier_pool.fair import LANES, FairQueue
+from verifier_pool.queue import waiting_bytes_key, waiting_key
+from verifier_pool.runtime import connect, read_settings
+from verifier_pool.standing import Standings
+from verifier_pool.terminal import encodable, plain, table
+
+TIMEOUT = 5.0
+"""Seconds that Redis has for an answer, twice."""
+_CHUNK = 1000
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show or change; returns the exit code. Raises SettingsError and StoreUnavailable."""
+    parser = _parser()
+    arguments = parser.parse_args(list(argv))
+    if arguments.action != "list" and bool(arguments.ids) == arguments.all:
+        parser.error(f"{arguments.action} needs IDs, or --all")
+    settings = read_settings(arguments.config)
+    with _store(settings) as redis:
+        if arguments.action == "list":
+            return _list(redis, settings, arguments.json)
+        return _change(redis, settings, arguments)
+
+
+def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
+    now = time.time()
+    queues = [_queue(queue, now) for queue in dead_letters.queues(redis)]
+    backends = _backends(redis, settings, now)
+    letters = dead_letters.find(redis)
+    if as_json:
+        dead = [_shown(letter, now) for letter in letters]
+        _print([json.dumps({"queues": queues, "backends": backends, "dead": dead})])
+        return 0
+    lines = ["queues", *_table(_QUEUE, queues), "", "waiting for a verdict", *_table(_BACKEND, backends), ""]
+    lines += ["dead letters", *_table(_LETTER, [_shown(letter, now) for letter in letters])]
+    _print(lines)
+    return 0
+
+
+def _change(redis: Redis, settings: Settings, arguments: argparse.Namespace) -> int:
+    letters = dead_letters.find(redis)
+    unknown = list[str]()
+    if not arguments.all:
+        letters, unknown = dead_letters.chosen(letters, arguments.ids)
+    done = [_done(redis, settings, letter, arguments.action) for letter in letters]
+    done += [{"job": id, "id": id, "done": False, "why": "there is no such dead letter"} for id in unknown]
+    if arguments.json:
+        _print([json.dumps(done)])
+    else:
+        word = {"requeue": "queued anew", "drop": "dropped"}[arguments.action]
+        _print(
+            [f"{plain(each['job'])}: {word if each['done'] else 'not ' + word + ': ' + each['why']}" for each in done]
+        )
+    return int(not arguments.all and not all(each["done"] for each in done))
+
+
+def _done(redis: Redis, settings: Settings, letter: Letter, action: str) -> dict[str, Any]:
+    why = None
+    if action == "requeue":
+        why = dead_letters.requeue(redis, settings, letter)
+    else:
+        dead_letters.drop(redis, settings, letter)
+    return {"job": letter.job, "id": letter.id, "done": why is None, "why": why}
+
+
+def _queue(queue: FairQueue, now: float) -> dict[str, Any]:
+    """What is in a queue. Ages in seconds, sizes in bytes; None where nothing waits."""
+    redis = queue.connection
+    waiting = queue.waiting()
+    pipeline = redis.pipeline(transaction=False)
+    for key in (queue.started_job_registry.key, queue.scheduled_job_registry.key, queue.failed_job_registry.key):
+        pipeline.zcard(key)
+    pipeline.llen(queue.intermediate_queue_key)
+    running, later, dead, taken = pipeline.execute()
+    oldest, size = _oldest(redis, queue.get_job_ids(), now)
+    counts = {"waiting": sum(waiting.values()), "lanes": waiting, "in_flight": running + taken, "later": later}
+    return {"queue": queue.name, **counts, "dead": dead, "oldest_seconds": oldest, "bytes": size}
+
+
+def _oldest(redis: Redis, ids: Sequence[str], now: float) -> tuple[float | None, int]:
+    """Age of the oldest of these jobs, and how many bytes of Redis wait with them."""
+    since, size = list[float](), 0
+    for start in range(0, len(ids), _CHUNK):
+        pipeline = redis.pipeline(transaction=False)
+        for id in ids[start : start + _CHUNK]:
+            pipeline.hmget(Job.key_for(id), "enqueued_at", "meta")
+        for enqueued, meta in pipeline.execute():
+            if (at := dead_letters.seconds(enqueued)) > 0:
+                since.append(at)
+            with contextlib.suppress(orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
+                size += int(orjson.loads(meta or b"{}").get("size", 0))
+    return (max(0.0, round(now - min(since), 3)) if since else None), size
+
+
+def _backends(redis: Redis, settings: Settings, now: float) -> list[dict[str, Any]]:
+    """What waits for its verdict, by backend."""
+    names = [backend.name for backend in settings.backends]
+    names += [name for name in Standings(redis, settings).backends() if name not in names]
+    pipeline = redis.pipeline(transaction=False)
+    for name in names:
+        pipeline.zcount(waiting_key(name), now - settings.verification.evidence_ttl, "+inf")
+        pipeline.zrange(waiting_key(name), 0, 0, withscores=True)
+        pipeline.get(waiting_bytes_key(name))
+    found = pipeline.execute()
+    return [
+        {
+            "backend": name,
+            "waiting": found[3 * at],
+            "oldest_seconds": max(0.0, round(now - found[3 * at + 1][0][1], 3)) if found[3 * at] else None,
+            "bytes": int(found[3 * at + 2] or 0),
+        }
+        for at, name in enumerate(names)
+    ]
+
+
+def _shown(letter: Letter, now: float) -> dict[str, Any]:
+    found = {name: value for name, value in asdict(letter).items() if name != "failed"}
+    return found | {"age_seconds": round(now - letter.failed, 3) if letter.failed else None}
+
+
+_QUEUE = {
+    "queue": "queue",
+    "waiting": "waiting",
+    **dict.fromkeys(("first", *LANES), ""),
+    "in_flight": "in flight",
+    "later": "later",
+    "oldest_seconds": "oldest",
+    "bytes": "bytes",
+    "dead": "dead",
+}
+_BACKEND = {"backend": "backend", "waiting": "waiting", "oldest_seconds": "oldest", "bytes": "bytes"}
+_LETTER = {
+    "job": "job",
+    "stage": "stage",
+    "reason": "reason",
+    "age_seconds": "age",
+    "tries": "tries",
+    "backend": "backend",
+    "model": "model",
+    "verdict": "verdict",
+}
+_NUMBERS = {"waiting", "first", *LANES, "in_flight", "later", "oldest_seconds", "age_seconds", "bytes", "dead", "tries"}
+
+
+def _table(headings: dict[str, str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return ["  none"]
+    cells = [[text or name for name, text in headings.items()]]
+    cells += [[_cell(name, {**row, **row.get("lanes", {})}.get(name)) for name in headings] for row in rows]
+    return table(cells, 10_000, right=[at for at, name in enumerate(headings) if name in _NUMBERS])
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if name.endswith("_seconds"):
+        seconds = int(value)
+        return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+    return plain(value)
+
+
+def _print(lines: Sequence[str]) -> None:
+    try:
+        print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _store(settings: Settings) -> Iterator[Redis]:
+    with contextlib.closing(connect(settings, timeout=TIMEOUT)) as redis:
+        try:
+            yield redis
+        except RedisError as error:
+            raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="countersign queue", description=__doc__, formatter_class=formatter)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|requeue|drop")
+    for name, text in {
+        "list": "show queues and dead letters",
+        "requeue": "queue dead letters anew",
+        "drop": "delete dead letters",
+    }.items():
+        one = actions.add_parser(name, help=text, description=text)
+        if name != "list":
+            one.add_argument("ids", nargs="*", metavar="ID", help="of a job or a generation")
+            one.add_argument("--all", action="store_true", help="all of them")
+        one.add_argument("--json", action="store_true", help="one line of JSON instead of text")
+        one.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
+    return parser
