@@ -19,6 +19,7 @@ from benchmarks.demo.processes import Child, Children, answers, free_ports
 from policies.errors import CountersignError, SettingsError
 from policies.settings import BackendSettings, Settings, hash_key, parse_settings, store_url
 from verifier_pool import standing
+from verifier_pool.connection import connect
 
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 
@@ -87,15 +88,15 @@ def check_store(settings: Settings) -> None:
     """Raise StackError unless the stack's Redis answers."""
     url = store_url(settings, os.environ)
     try:
-        with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+        with connect(url, timeout=5) as client:
             client.ping()
-    except (redis.RedisError, OSError, ValueError) as error:
+    except (redis.RedisError, OSError) as error:
         raise StackError("the stack's Redis does not answer; is `countersign serve` running?") from error
 
 
 def forget_standings(settings: Settings, names: Iterable[str]) -> None:
     """Leave nothing of these backends among the standings of the operator's own."""
-    with redis.Redis.from_url(store_url(settings, os.environ), socket_timeout=5, socket_connect_timeout=5) as client:
+    with connect(store_url(settings, os.environ), timeout=5) as client:
         for name in names:
             standing.forget(client, name)
 
