@@ -23,7 +23,7 @@ class Member:
     """One place on the stage and the process that fills it now.
 
     Attributes:
-        start: starts it with the given file as its log.
+        start: starts it with the given file as its log. `killed`: called when it was killed, before it starts again.
         due: monotonic second of its next start, while it is gone.
         exits: exit codes it ended with by itself.
         logs: one file per life.
@@ -32,6 +32,7 @@ class Member:
     kind: str
     name: str
     start: Callable[[Path], Born]
+    killed: Callable[[], object] = lambda: None
     life: Born | None = None
     due: float = 0.0
     exits: list[int] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Fleet:
             return False
         member.life.kill()
         member.life.wait()
+        member.killed()
         self._gone(member)
         return True
 

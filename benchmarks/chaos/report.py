@@ -1,7 +1,8 @@
-"""The result as text and as lines."""
+"""The result as a page and as lines."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,44 +10,47 @@ from typing import Any
 
 import orjson
 
-from benchmarks.chaos.stage import Outcome
+from benchmarks.chaos.stage import Outcome, Scene
+
+_SEEN = """\
+*Accepted* means that Redis acknowledged the intent, with `WAITAOF` where its file is synced always. What was served
+while Redis was away was not accepted, and its client was told in the answer's head: `x-countersign-verdict: unverified`
+and `x-countersign-reason: store_unavailable`. The proxy also tells Redis as soon as that is back, if it lives so long.
+Requests, ids and verdicts come from witnesses of their own; how they are matched, and what counts as lost or doubled,
+is told in `benchmarks/chaos/ledger.py`."""
+_EVERYSEC = """\
+With `appendfsync everysec`, and without `durability.aof`, an acknowledged intent may be in the kernel's memory only. It
+survives the death of Redis, and not that of its machine: then up to a second of it is gone{how}. That is what is listed
+as lost below. `appendfsync always` with `durability.aof: true` loses nothing."""
 
 
 def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
     """The ledger as a page."""
     ledger, scene = outcome.ledger, outcome.scene
-    settled = f"{outcome.settled_after:.0f} s" if outcome.settled_after is not None else "not settled"
+    settled = f"{outcome.settled_after:.0f} s" if outcome.settled_after is not None else "not"
+    how = ", here simulated by cutting its file back" if scene.power else ""
     lines = [
         "# Chaos: who is missing when everything dies",
         "",
-        f"`countersign bench chaos --kills {scene.kills} --seconds {scene.seconds:g} --fsync {scene.fsync} "
-        f"--seed {scene.seed}`, {metadata['started']}, {metadata['machine']['cpu']}, "
-        f"{metadata['machine']['cores']} cores.",
+        f"`{command(scene)}`, {metadata['started']}, {metadata['machine']['cpu']}, "
+        f"{metadata['machine']['cores']} cores, commit {str(metadata['machine'].get('commit'))[:10]}.",
         "",
         f"{scene.proxies} proxies, {scene.workers} CPU workers, {scene.references} reference processes and one "
         f"reference server per model ({', '.join(scene.models)}), one Valkey with `appendfsync {scene.fsync}`; "
-        f"{scene.clients} clients asking for {scene.seconds:.0f} s; every process behind relays of its own. "
-        f"All was settled {settled} after the last request (bound: {scene.settle:.0f} s).",
+        f"{scene.clients} clients asking for {scene.seconds:.0f} s, streamed and whole, some leaving early; each "
+        f"process behind relays of its own. All was settled {settled} after the last request (bound: "
+        f"{scene.settle:.0f} s).",
+        "",
+        _SEEN,
+        *(["", _EVERYSEC.format(how=how)] if scene.fsync == "everysec" else []),
         "",
         "## What was done",
         "",
-        *_table(("blow", "times"), outcome.kinds, total=True),
+        *_table(("`kill -9`, or the network", "times"), outcome.kinds, total=True),
         "",
         "## Ledger",
         "",
-        "| | generations |",
-        "|---|---:|",
-        f"| asked by clients | {ledger.asked} |",
-        f"| sent: in the backend's own log | {ledger.sent} |",
-        f"| accepted: intent kept by Redis, or id told to the client without a mark | {ledger.accepted} |",
-        f"| with a verdict | {ledger.verdicts.total()} |",
-        f"| served with the mark `store_unavailable` | {ledger.told_unrecorded.total()} |",
-        f"| … of these recorded when Redis was back | {ledger.told_unrecorded['and recorded later']} |",
-        f"| sent while Redis was away, nothing delivered, nothing recorded | {ledger.undelivered} |",
-        f"| asked, and never sent to the backend | {ledger.never_sent} |",
-        f"| **lost** | **{len(ledger.lost)}** |",
-        f"| **duplicates** | **{len(ledger.duplicates)}** |",
-        f"| wrong verdicts | {len(ledger.wrong)} |",
+        *_sums(outcome),
         "",
         *_table(("verdict", "generations"), ledger.verdicts),
         "",
@@ -57,11 +61,41 @@ def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
         *_table(("as clients saw them", "requests"), ledger.outcomes),
         "",
         *_table(("matched to its id by", "requests"), ledger.matched),
+        "",
+        *_memory(outcome.memory),
     ]
     for title, entries in (("Lost", ledger.lost), ("Duplicates", ledger.duplicates), ("Wrong", ledger.wrong)):
         if entries:
             lines += ["", f"## {title}", "", *(f"- {entry}" for entry in entries[:50])]
+    if outcome.exits:
+        lines += ["", "## Ended by itself", "", *(f"- {name}: codes {codes}" for name, codes in outcome.exits.items())]
     return "\n".join(lines) + "\n"
+
+
+def command(scene: Scene) -> str:
+    """The command line of a scene."""
+    size = f"--proxies {scene.proxies} --workers {scene.workers} --references {scene.references}"
+    time = f"--seconds {scene.seconds:g} --kills {scene.kills} --clients {scene.clients} --seed {scene.seed}"
+    power = " --power" if scene.power else ""
+    return f"countersign bench chaos {size} --models {' '.join(scene.models)} {time} --fsync {scene.fsync}{power}"
+
+
+def _sums(outcome: Outcome) -> list[str]:
+    ledger = outcome.ledger
+    rows = {
+        "asked by clients": ledger.asked,
+        "sent: in the backend's own log": ledger.sent,
+        "accepted: intent kept by Redis, or id told to the client without a mark": ledger.accepted,
+        "with a verdict": ledger.verdicts.total(),
+        "served with the mark `store_unavailable`": ledger.told_unrecorded.total(),
+        "… of these recorded when Redis was back": ledger.told_unrecorded["and recorded later"],
+        "sent while Redis was away, no byte delivered, nothing recorded": ledger.undelivered,
+        "asked, and never sent to the backend": ledger.never_sent,
+        "**lost**": f"**{len(ledger.lost)}**",
+        "**duplicates**": f"**{len(ledger.duplicates)}**",
+        "wrong verdicts": len(ledger.wrong),
+    }
+    return ["| | generations |", "|---|---:|", *(f"| {name} | {count} |" for name, count in rows.items())]
 
 
 def _table(heads: tuple[str, str], counts: Counter[str], *, total: bool = False) -> list[str]:
@@ -70,16 +104,27 @@ def _table(heads: tuple[str, str], counts: Counter[str], *, total: bool = False)
     return [f"| {heads[0]} | {heads[1]} |", "|---|---:|", *rows, *last]
 
 
+def _memory(memory: Mapping[str, list[int]]) -> list[str]:
+    most: dict[str, int] = {}
+    for life, held in memory.items():
+        kind = re.split(r"[-.]", life)[0]
+        most[kind] = max(most.get(kind, 0), *held)
+    rows = [f"| {kind} | {held / 2**20:.0f} |" for kind, held in sorted(most.items())]
+    return ["| process | most memory, MiB |", "|---|---:|", *rows]
+
+
 def write(outcome: Outcome, metadata: Mapping[str, Any], output: Path) -> str:
     """Write `OUTPUT.md` and `OUTPUT.jsonl`; returns the page."""
     output.parent.mkdir(parents=True, exist_ok=True)
     page = text(outcome, metadata)
     output.with_suffix(".md").write_text(page)
     head = {"metadata": dict(metadata), "exits": outcome.exits, "lives": outcome.lives, "redis": outcome.redis}
-    blows = [{"blow": blow.kind, "at": round(blow.at, 3), "victim": blow.victim} for blow in outcome.blows]
-    rows = [_compact(row) for row in outcome.ledger.rows]
+    blows = [
+        _compact({"blow": blow.kind, "at": blow.at, "victim": blow.victim, "seconds": blow.seconds})
+        for blow in outcome.blows
+    ]
     with output.with_suffix(".jsonl").open("wb") as file:
-        for line in (head, *blows, *rows):
+        for line in (head, *blows, *map(_compact, outcome.ledger.rows)):
             file.write(orjson.dumps(line) + b"\n")
     return page
 

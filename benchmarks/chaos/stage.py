@@ -43,6 +43,7 @@ class Scene:
         kills: blows in all; 0 leaves everything alone. `seconds`: how long clients ask, and blows fall.
         settle: seconds after which every accepted generation must have its verdict.
         fsync: of the append-only file; `everysec` may lose what was acknowledged in the last second.
+        power: Redis's machine loses power whenever Redis is killed.
         tenants: client keys; 0 gives every client its own, without which ids cannot be matched by elimination alone.
         pause: mean seconds between a client's requests.
     """
@@ -57,6 +58,7 @@ class Scene:
     seconds: float = 60.0
     settle: float = 90.0
     fsync: str = "always"
+    power: bool = False
     pause: float = 0.3
     seed: int = 1
 
@@ -74,6 +76,7 @@ class Outcome:
     refused: int
     settled_after: float | None
     redis: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Stage:
@@ -99,7 +102,7 @@ class Stage:
         self._upstream_port, redis_port, *rest = ports
         self.engine_ports = dict(zip(scene.models, rest, strict=False))
         self.proxy_ports = {f"proxy-{n}": port for n, port in enumerate(rest[len(scene.models) :], 1)}
-        self.valkey = Valkey(self.nursery, redis_port, folder / "valkey", scene.fsync)
+        self.valkey = Valkey(self.nursery, redis_port, folder / "valkey", scene.fsync, power=scene.power)
         self.log = folder / "upstream.jsonl"
         self.profiles = {model: folder / f"profile-{model}.json" for model in scene.models}
 
@@ -117,6 +120,7 @@ class Stage:
             for relay in self.relays.values():
                 relay.stop()
             for member in self.fleet.members:
+                member.killed = _nothing
                 self.fleet.kill(member)
 
     async def _start(self) -> None:
@@ -124,7 +128,7 @@ class Stage:
             path.write_text(declared.measured(model).to_json())
         script = ["--port", str(self._upstream_port), "--log", str(self.log), "--interval-ms", str(INTERVAL_MS)]
         self._add(UPSTREAM, "upstream", "benchmarks.chaos.upstream", script)
-        self.fleet.add(REDIS, "redis", self.valkey.start)
+        self.fleet.add(REDIS, "redis", self.valkey.start).killed = self.valkey.died
         for model, port in self.engine_ports.items():
             script = ["--port", str(port), "--model", model]
             self._add(ENGINE, f"engine-{model}", "benchmarks.chaos.engine", script)
@@ -215,12 +219,14 @@ class Stage:
             lives={member.name: len(member.logs) for member in self.fleet.members},
             refused=clients.refused,
             settled_after=settled,
+            memory=self.memory,
             redis={"version": info.get("valkey_version"), "used_memory": info["used_memory"]},
         )
 
     async def _tend(self) -> None:
         for turn in itertools.count():
             self.fleet.tend()
+            self.valkey.note()
             if turn % 20 == 0:
                 self._weigh()
             await asyncio.sleep(0.05)
@@ -254,6 +260,10 @@ class Stage:
             if time.monotonic() > deadline:
                 raise ChildError(f"{what} was not ready within {START_SECONDS:.0f} s; see {self.folder}")
             await asyncio.sleep(0.1)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _left(redis: Redis) -> int:
