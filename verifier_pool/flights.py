@@ -22,6 +22,7 @@ from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import (
     FINAL_REASONS,
     REPLAY_JOB,
+    UNREADABLE,
     is_second,
     pack_outcomes,
     request_key,
@@ -30,6 +31,8 @@ from verifier_pool.replays import (
 )
 
 ENGINE_FAILED = "engine_failed"
+SETTLED = FINAL_REASONS | {UNREADABLE}
+"""Reasons that no other try can change."""
 
 
 class Fate(Enum):
@@ -51,7 +54,7 @@ class Flight:
         void: there is nothing (left) to do.
         packed: the outcomes as they are stored, once it is done.
         tokens: that the reference holds for it.
-        began, deadline: seconds of the monotonic clock.
+        began: seconds of the monotonic clock. `patience`: seconds that it may take while nothing else succeeds.
     """
 
     def __init__(self, job: Job | None, *, second: bool = False) -> None:
@@ -63,7 +66,8 @@ class Flight:
         self.failure: BaseException | None = None
         self.void = False
         self.tokens = 0
-        self.began = self.deadline = time.monotonic()
+        self.began = time.monotonic()
+        self.patience = 300.0
         self._futures: list[Future[Replay]] = []
         self.packed = b""
 
@@ -139,7 +143,7 @@ class Flight:
         reasons = {each.reason for each in self.outcomes if isinstance(each, ReplayError)}
         if self.failure is not None or ENGINE_FAILED in reasons:
             return Fate.FELL
-        if reasons - FINAL_REASONS and not self.is_canary and (self.job.number_of_retries or 0) < tries:
+        if reasons - SETTLED and not self.is_canary and (self.job.number_of_retries or 0) < tries:
             return Fate.AGAIN
         try:
             self.packed = pack_outcomes(self.outcomes)
@@ -152,7 +156,7 @@ class Flight:
     def troubled(self) -> bool:
         """Whether the reference, rather than the request, is the reason why something came to nothing."""
         reasons = {each.reason for each in self.outcomes if isinstance(each, ReplayError)}
-        return self.failure is not None or bool(reasons - FINAL_REASONS)
+        return self.failure is not None or bool(reasons - SETTLED)
 
     @property
     def why(self) -> str:

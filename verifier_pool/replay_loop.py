@@ -52,6 +52,8 @@ RESTART_SECONDS = (1.0, 5.0, 15.0, 60.0)
 """Waits before a reference is started again that did not start; the last one repeats."""
 LAST_WORDS_SECONDS = 20.0
 """How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
+SLOWEST = 3
+"""How many times its time-out a replay may take while others get on."""
 HUNG_SECONDS = 360.0
 """A loop that did not come around for so long hangs in native code."""
 
@@ -161,7 +163,7 @@ class ReplayLoop(Loop):
             pipeline.execute()
         self._hand = []
         for flight in sorted(flights, key=lambda flight: -flight.tokens):
-            flight.deadline = time.monotonic() + (flight.job.timeout or 300)
+            flight.patience = flight.job.timeout or flight.patience
             self._flying.add(flight)
             flight.begin(self._submit, self._landings.put)
         self._send_canary()
@@ -195,7 +197,6 @@ class ReplayLoop(Loop):
         flight = Flight(None)
         flight.requests = [canary.request()]
         flight.tokens = flight.requests[0].tokens
-        flight.deadline = time.monotonic() + 300
         self._flying.add(flight)
         flight.begin(self._reference.submit, self._landings.put)
 
@@ -332,13 +333,20 @@ class ReplayLoop(Loop):
         self._restart()
 
     def _end_late_ones(self) -> None:
-        """What is over its time falls. When nothing else ended since it began, the engine hangs."""
-        late = [flight for flight in self._flying if flight.deadline < time.monotonic() and not flight.ended]
-        for flight in late:
+        """What is over its time falls; where nothing succeeded for so long, the reference hangs and is started again.
+
+        One that gets on with others may be slow, so what waits in it for its turn has more time.
+        """
+        moment, hangs = time.monotonic(), False
+        for flight in self._flying:
+            stuck = moment - max(flight.began, self._last_success) > flight.patience
+            if flight.ended or not (stuck or moment - flight.began > SLOWEST * flight.patience):
+                continue
             logger.error("%s is over its time", "a canary" if flight.is_canary else f"job {flight.job.id}")
             flight.cancel(TimeoutError())
             self._landings.put(flight)
-        if late and self._last_success < min(flight.began for flight in late):
+            hangs = hangs or stuck
+        if hangs:
             self._restart()
 
     def _restart(self) -> None:

@@ -4,7 +4,7 @@ While a CPU worker runs and Redis answers, every generation that Redis accepted 
 a reason, at the latest
 
 - `lost_after` after its intent, where no evidence follows (`proxy_lost`);
-- `evidence_ttl` + `lost_after` + 4 × (`job_timeout` + 150 s) after its evidence. A job waits no longer than the
+- `evidence_ttl` + `lost_after` + 4 × (3 × `job_timeout` + 150 s) after its evidence. A job waits no longer than the
   evidence lives; without evidence only a job that runs right now is waited for, and one that lost its process runs
   again up to three times, each loss being noticed after at most 150 s;
 

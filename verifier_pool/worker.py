@@ -142,7 +142,11 @@ def _work(
             broken.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=thread, args=(work,), name=f"replays-{n}") for n, work in enumerate(replaying)]
+    # Daemons, so that a second signal ends the process whatever is in flight.
+    threads = [
+        threading.Thread(target=thread, args=(work,), name=f"replays-{number}", daemon=True)
+        for number, work in enumerate(replaying)
+    ]
     for each in threads:
         each.start()
     try:
@@ -152,8 +156,8 @@ def _work(
             tick()
     finally:
         stop.set()
-        for each in threads:
-            each.join()
+    for each in threads:
+        each.join()
     if broken:
         raise broken[0]
 

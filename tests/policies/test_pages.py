@@ -18,7 +18,7 @@ from tests.policies import recorded
 from tests.policies.test_margin import PROFILE
 from tests.policies.test_routing import evidence as routed
 from tests.policies.test_routing import routes
-from verifier_pool.judge import FINAL_REASONS
+from verifier_pool.replays import FINAL_REASONS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -119,7 +119,7 @@ def submit(redis: Redis, url: str, count: int, **changes: Any) -> list[str]:
 
 
 def letters(redis: Redis) -> list[str]:
-    return FairQueue(queue_of("toy"), connection=redis).failed_job_registry.get_job_ids()
+    return list(FairQueue(queue_of("toy"), connection=redis).failed_job_registry.get_job_ids())
 
 
 def test_hundreds_are_in_flight_at_once(

@@ -64,7 +64,7 @@ def test_no_logprob_goes_to_a_reference() -> None:
 
 def test_outcomes_come_back_as_they_were() -> None:
     evidence = answer()
-    outcomes = [
+    outcomes: list[Replay | ReplayError] = [
         replayed(evidence, prompt_ids=evidence.prompt_ids, own=3, routed_experts=EXPERTS),
         ReplayError("too_long", "what it was"),
         replayed(evidence, form="ids", routed_experts=EXPERTS.astype(np.int16)),

@@ -21,6 +21,7 @@ from tests.verifier_pool.toy import VOCAB, ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX, context, worker
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.replays import outcome_key, queue_of, replay_job, request_key
 
 REPLAYS = """
@@ -208,6 +209,6 @@ def test_a_replay_thread_that_breaks_ends_the_process(
     def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(worker.ReplayLoop, "serve", broken)
+    monkeypatch.setattr(ReplayLoop, "serve", broken)
     with pytest.raises(ZeroDivisionError):
         worker.main(["--config", str(config)])
