@@ -87,4 +87,5 @@ def _shared(rows: list[dict[str, Any]], jobs: dict[str, list[int]]) -> None:
     assert set(jobs) == {queue_of(model) for model in MODELS}
     for model in MODELS:
         audited = sum(bool(row["audited"]) for row in rows if row["model"] == model)
-        assert 0 < audited <= sum(jobs[queue_of(model)])
+        # An audited answer whose client left before its first token has nothing to replay; doubt adds replays.
+        assert 0.8 * audited <= sum(jobs[queue_of(model)]) <= models[model]
