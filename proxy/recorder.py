@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from redis.client import Pipeline
 from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
 
-from policies import audit, codec, unit
+from policies import codec, unit
+from policies.errors import StoreUnavailable
 from policies.evidence import Evidence
 from policies.settings import Settings
 from policies.verification import encode, unverified
 from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
-from proxy.room import Room
+from proxy.room import Backlog, Room
 from verifier_pool import connection, durable, fair
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
@@ -30,8 +32,6 @@ from verifier_pool.queue import (
     VERIFY_JOB,
     VERIFY_QUEUE,
     evidence_key,
-    waiting_bytes_key,
-    waiting_key,
 )
 from verifier_pool.scripts import STORE_VERDICT, note_waiting, store_verdict_args, store_verdict_keys
 
@@ -41,6 +41,8 @@ _PATIENCE = 2.0
 _PROBE = 0.25
 _PROBE_KEY = PREFIX + "probe"
 _MOST_LOST = 100_000
+_BATCH = 64
+"""Responses written at once where each write waits until it is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,17 @@ class _Finished:
 class _Unchecked:
     generation: Generation
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    item: _Finished
+    data: bytes
+    choices: Sequence[Evidence]
+
+    @property
+    def backend(self) -> str:
+        return self.item.generation.backend
 
 
 class Recorder:
@@ -87,12 +100,11 @@ class Recorder:
         self._outage = outage
         self._metrics = metrics
         self._todo: queue.SimpleQueue[_Finished | _Unchecked | None] = queue.SimpleQueue()
-        # Whoever could foresee it would cheat while nobody looks.
-        self._chance = random.SystemRandom()
         self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
         self._probe = connection.connect(url, timeout=_PROBE + more, connect_timeout=_PROBE, retries=0)
         self._next_probe = 0.0
         self._room = Room(max_items, max_bytes)
+        self._backlog = Backlog(self._redis, settings, metrics)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -135,87 +147,112 @@ class Recorder:
                 self._recover(now=True)
                 return
             self._recover()
-            self._do(item)
+            self._do([item, *self._more()])
 
-    def _do(self, item: _Finished | _Unchecked) -> None:
-        generation = item.generation
-        if isinstance(item, _Finished):
-            self._room.leave(generation.backend, item.size)
-        if self._outage.down:
-            self._lose(item)
-            return
-        try:
-            if isinstance(item, _Unchecked):
-                self._decide(generation, item.reason)
-            else:
-                self._record(generation, item.evidence)
-        except (RedisError, OSError, durable.NotDurable) as error:
-            self._outage.failed(error)
-            self._lose(item)
-        except Exception:
-            # A record that cannot be made is our own fault and must not take the thread with it.
-            logger.exception("evidence could not be recorded", extra={"id": generation.id})
+    def _more(self) -> list[_Finished | _Unchecked]:
+        """What else is to be done, where one wait for durability serves several."""
+        items: list[_Finished | _Unchecked] = []
+        if durable.command(self._settings.durability) is None:
+            return items
+        with contextlib.suppress(queue.Empty):
+            while len(items) < _BATCH - 1:
+                item = self._todo.get_nowait()
+                if item is None:
+                    self._todo.put(None)
+                    break
+                items.append(item)
+        return items
+
+    def _do(self, items: Sequence[_Finished | _Unchecked]) -> None:
+        ready: list[_Packed] = []
+        for item in items:
             if isinstance(item, _Finished):
-                self.unchecked(generation, INTERNAL_ERROR)
+                self._room.leave(item.generation.backend, item.size)
+            if self._outage.down:
+                self._lose(item)
+                continue
+            with self._minding([item]):
+                if isinstance(item, _Unchecked):
+                    self._decide(item.generation, item.reason)
+                elif (packed := self._pack(item, ready)) is not None:
+                    ready.append(packed)
+        if ready:
+            self._write(ready)
 
-    def _record(self, generation: Generation, evidence: Callable[[], Sequence[Evidence]]) -> None:
-        choices = evidence()
+    @contextlib.contextmanager
+    def _minding(self, items: Sequence[_Finished | _Unchecked]) -> Iterator[None]:
+        """Nothing that goes wrong takes the thread with it, or leaves these without a verdict."""
+        try:
+            yield
+        except (RedisError, OSError, StoreUnavailable) as error:
+            self._outage.failed(error)
+            for item in items:
+                self._lose(item)
+        except Exception:
+            # A record that cannot be made is our own fault.
+            for item in items:
+                logger.exception("evidence could not be recorded", extra={"id": item.generation.id})
+                if isinstance(item, _Finished):
+                    self.unchecked(item.generation, INTERNAL_ERROR)
+
+    def _pack(self, item: _Finished, before: Sequence[_Packed]) -> _Packed | None:
+        """What is stored of a response after those `before` it; None when it has its verdict already."""
+        generation, choices = item.generation, item.evidence()
         if not choices:
             self._decide(generation, NO_ANSWER)
+            return None
+        found = _Packed(item, codec.pack(choices), choices)
+        already = [len(each.data) for each in before if each.backend == found.backend]
+        if self._backlog.admits(generation.backend, len(found.data), already):
+            return found
+        self._shed(found)
+        return None
+
+    def _write(self, batch: Sequence[_Packed]) -> None:
+        """Store evidence with its jobs, all or nothing; when Redis is full one by one, shedding what does not fit."""
+        if self._outage.down:
+            for each in batch:
+                self._lose(each.item)
             return
-        rules = self._settings.verification
-        packed = codec.pack(choices)
-        if not self._admits(generation.backend, len(packed)):
-            self._shed(generation, choices)
-            return
-        # One transaction, in which rq has to come first: it opens it itself.
-        pipeline = durable.transaction(self._redis, self._settings.durability)
+        with self._minding([each.item for each in batch]):
+            pipeline = durable.transaction(self._redis, self._settings.durability)
+            pipeline.multi()
+            for each in batch:
+                self._queue(each, pipeline)
+            try:
+                pipeline.execute()
+                return
+            except OutOfMemoryError:
+                pass
+            except ExecAbortError as error:
+                if "OOM" not in str(error):
+                    raise
+            if len(batch) == 1:
+                self._shed(batch[0])
+                return
+            for each in batch:
+                self._write([each])
+
+    def _queue(self, packed: _Packed, pipeline: Pipeline) -> None:
+        generation, rules, size = packed.item.generation, self._settings.verification, len(packed.data)
         options = fair.options(
             generation.id,
             rules,
             inline=generation.mode == "inline",
             tenant=generation.owner,
-            tokens=_tokens(choices),
-            size=len(packed),
+            tokens=sum(len(choice.prompt_ids) + len(choice.output_ids) for choice in packed.choices),
+            size=size,
         )
         self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **options)
-        pipeline.set(evidence_key(generation.id), packed, ex=rules.evidence_ttl)
+        pipeline.set(evidence_key(generation.id), packed.data, ex=rules.evidence_ttl)
         now = time.time()
         pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
-        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, len(packed))
-        try:
-            pipeline.execute()
-        except OutOfMemoryError:
-            self._shed(generation, choices)
-        except ExecAbortError as error:
-            if "OOM" not in str(error):
-                raise
-            self._shed(generation, choices)
+        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, size)
 
-    def _admits(self, backend: str, size: int) -> bool:
-        """Whether the workers keep up with this backend, or chance is on this generation's side: by what waits in
-        number, and in bytes with these `size` ones."""
-        rules = self._settings.verification
-        since = time.time() - rules.evidence_ttl
-        names = sorted({item.name for item in self._settings.backends} | {backend})
-        pipeline = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.zcount(waiting_key(name), since, "+inf")
-        for name in names:
-            pipeline.get(waiting_bytes_key(name))
-        found = [int(each or 0) for each in pipeline.execute()]
-        waiting, held = (dict(zip(names, part, strict=True)) for part in (found[: len(names)], found[len(names) :]))
-        self._metrics.waits(waiting, held)
-        crowd = sum(name == backend or count > 0 for name, count in waiting.items())
-        return audit.admits(
-            waiting[backend], sum(waiting.values()), crowd, rules.max_backlog, self._chance.random()
-        ) and audit.admits(
-            held[backend] + size, sum(held.values()) + size, crowd, rules.max_backlog_bytes, self._chance.random()
-        )
-
-    def _shed(self, generation: Generation, choices: Sequence[Evidence]) -> None:
+    def _shed(self, packed: _Packed) -> None:
+        generation = packed.item.generation
         self._count(generation, BACKLOG)
-        self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in choices))
+        self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
 
     def _count(self, generation: Generation, reason: str) -> None:
         self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})
@@ -251,10 +288,5 @@ class Recorder:
             while self._lost:
                 self._decide(self._lost[0].generation, self._lost[0].reason)
                 self._lost.popleft()
-        except (RedisError, OSError, durable.NotDurable) as error:
+        except (RedisError, OSError, StoreUnavailable) as error:
             self._outage.failed(error)
-
-
-def _tokens(choices: Sequence[Evidence]) -> int:
-    """What replaying them takes: of every choice the prompt and the answer."""
-    return sum(len(choice.prompt_ids) + len(choice.output_ids) for choice in choices)

@@ -317,3 +317,45 @@ def test_what_is_durable_is_recorded(tmp_path: Path) -> None:
     finally:
         first.kill()
         second.kill()
+
+
+def test_many_share_one_wait_for_durability(tmp_path: Path) -> None:
+    """The file is synced once a second, and a hundred answers do not take a hundred seconds."""
+    server = Server(tmp_path / "a", "--appendonly", "yes", "--appendfsync", "everysec").start()
+    try:
+        settings, outage = settings_for("http://127.0.0.1:9", durability={"aof": True, "timeout": 5.0}), Outage()
+        recorder = Recorder(f"redis://127.0.0.1:{server.port}", settings, outage, Metrics())
+        ids = [f"{n:032x}" for n in range(100)]
+        for id in ids:
+            recorder.finished(_generation(id), lambda id=id: _evidence(id), 1)  # type: ignore[misc]
+        recorder.unchecked(_generation("f" * 32), "no_answer")
+        recorder.start()
+        began = time.monotonic()
+        recorder.stop(20)
+        assert time.monotonic() - began < 10
+        assert not outage.down
+        with server.client() as client:
+            assert client.exists(*map(evidence_key, ids)) == 100
+            assert sorted(FairQueue(VERIFY_QUEUE, connection=client).job_ids) == ids
+            assert _reasons(client, "f" * 32) == ["no_answer"]
+    finally:
+        server.kill()
+
+
+def test_lanes_tenants_and_costs(valkey: Valkey, client: redis.Redis) -> None:
+    recorder = _recorder(valkey)
+    recorder.start()
+    for at, (mode, owner) in enumerate([("async", "x"), ("async", "x"), ("async", "y"), ("inline", "x")]):
+        id = f"{at:032x}"
+        generation = replace(_generation(id), mode=mode, owner=owner)
+        evidence = replace(
+            _evidence(id)[0], prompt_ids=np.arange(5, dtype=np.int32), output_ids=np.arange(7, dtype=np.int32)
+        )
+        recorder.finished(generation, lambda evidence=evidence: [evidence, evidence], 1)  # type: ignore[misc]
+    recorder.stop()
+    queue = FairQueue(VERIFY_QUEUE, connection=client)
+    first, *rest, last = [job.meta for job in queue.jobs]
+    assert (first["lane"], first["tenant"], first["tokens"]) == (2, "x", 24)
+    assert {each["tenant"] for each in rest} == {"x", "y"}
+    assert last["tenant"] == "x"
+    assert first["size"] == client.strlen(evidence_key(f"{3:032x}"))
