@@ -22,6 +22,7 @@ from redis.exceptions import RedisError, WatchError
 from rq import Queue, SimpleWorker
 from rq.exceptions import DequeueTimeout
 from rq.executions import Execution, ExecutionRegistry
+from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
@@ -33,7 +34,10 @@ from verifier_pool.replays import REPLAY_JOB
 
 logger = logging.getLogger(__name__)
 
-MAINTENANCE_LOCK_SECONDS = 60
+MAINTENANCE_LOCK_SECONDS = 20
+"""How long a worker that dies at its upkeep keeps the others from it; the upkeep itself takes milliseconds."""
+STRANDED_SECONDS = 15
+"""How long a job may be taken and not begun, once that was noticed. One follows the other within milliseconds."""
 ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB, REPLAY_JOB})
 
 
@@ -74,8 +78,20 @@ class OurJob(Job):
         """rq's own webhooks know neither signatures nor an address guard."""
 
 
+class _Taken(IntermediateQueue):
+    """What was taken and is not begun; rq gives it a minute."""
+
+    def should_be_cleaned_up(self, job_id: str) -> bool:
+        since = self.get_first_seen(job_id)
+        return since is not None and (now() - since).total_seconds() > STRANDED_SECONDS
+
+
 class OurQueue(FairQueue):
     """A queue whose upkeep is not blocked for a quarter of an hour by a worker that died doing it."""
+
+    @property
+    def intermediate_queue(self) -> IntermediateQueue:
+        return _Taken(self.key, connection=self.connection)
 
     def acquire_maintenance_lock(self) -> bool:
         return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=MAINTENANCE_LOCK_SECONDS))

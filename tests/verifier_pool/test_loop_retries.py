@@ -12,10 +12,11 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
+from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives
 from tests.verifier_pool.toy import settings
 from verifier_pool.fair import FairQueue, options
-from verifier_pool.loop import OurJob
+from verifier_pool.loop import STRANDED_SECONDS, OurJob
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
 
 ID = "a" * 32
@@ -62,3 +63,19 @@ def test_a_job_is_said_to_be_scheduled_only_when_it_is(
     due = redis.zscore(queue.scheduled_job_registry.key, ID)
     assert due is not None
     assert due <= time.time() + 10
+
+
+def test_a_job_that_was_taken_and_never_begun_comes_again_in_seconds(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url)
+    (queue,) = rig.worker(redis, rules).loop.queues
+    kept = options(ID, rules.verification, inline=False, tenant="t", tokens=1, size=1)
+    queue.enqueue(VERIFY_JOB, ID, **kept)
+    assert isinstance(queue, FairQueue)
+    assert queue.take(1) == [ID]
+    worker = rig.worker(redis, rules).loop
+    worker.clean_registries()  # type: ignore[no-untyped-call]
+    assert queue.scheduled_job_registry.get_job_ids(cleanup=False) == []
+    redis.set(queue.intermediate_queue.get_first_seen_key(ID), time.time() - STRANDED_SECONDS - 1)
+    worker.clean_registries()  # type: ignore[no-untyped-call]
+    assert queue.scheduled_job_registry.get_job_ids(cleanup=False) == [ID]
+    assert queue.intermediate_queue.get_job_ids() == []
