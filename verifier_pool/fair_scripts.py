@@ -50,7 +50,7 @@ end
 
 local function cost_of(meta)
   local read, value = pcall(cjson.decode, meta or '')
-  return read and type(value) == 'table' and tonumber(value.tokens) or 1
+  return math.max(1, read and type(value) == 'table' and tonumber(value.tokens) or 1)
 end
 
 while #taken < wanted do

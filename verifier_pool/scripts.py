@@ -112,6 +112,7 @@ KEYS and ARGV are those of `store_standing`. Returns 1 when this call stored it,
 """
 
 NOTE_WAITING = """
+if redis.call('EXISTS', KEYS[4]) == 1 then return end
 local late = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', tonumber(ARGV[2]) - tonumber(ARGV[3]), 'LIMIT', 0, 1000)
 for _, id in ipairs(late) do
   redis.call('ZREM', KEYS[1], id)
@@ -127,11 +128,12 @@ if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
   redis.call('INCRBY', KEYS[3], tonumber(ARGV[4]) - before)
 end
-for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[3]) end
+for n = 1, 3 do redis.call('EXPIRE', KEYS[n], ARGV[3]) end
 """
-"""Lua: count a generation among those that wait, and no longer those whose evidence must have expired.
+"""Lua: count a generation among those that wait unless it is decided, and no longer those whose evidence must have
+expired.
 
-KEYS: `waiting_keys`. ARGV: id, Unix second, seconds it can wait, its bytes or nothing to leave them.
+KEYS: `waiting_keys`, the verdict. ARGV: id, Unix second, seconds it can wait, its bytes or nothing to leave them.
 """
 
 ADD_WAITING = """
@@ -161,7 +163,9 @@ def note_waiting(pipeline: Any, id: str, backend: str, now: float, ttl: int, siz
         pipeline: redis-py's, or a client.
         size: bytes in Redis that wait with it; None leaves what was noted before.
     """
-    pipeline.eval(NOTE_WAITING, 3, *waiting_keys(backend), id, f"{now:.3f}", ttl, "" if size is None else size)
+    pipeline.eval(
+        NOTE_WAITING, 4, *waiting_keys(backend), verdict_key(id), id, f"{now:.3f}", ttl, "" if size is None else size
+    )
 
 
 def add_waiting(pipeline: Any, id: str, backend: str, size: int) -> None:

@@ -391,3 +391,13 @@ def test_a_take_does_not_get_slower_with_the_queue(redis: Redis) -> None:
     fill(1000, 12_000)
     many = min(seconds() for _ in range(4))
     assert many < 5 * few + 0.02
+
+
+@pytest.mark.parametrize("meta", [b"\xff", b"[]", b'{"tokens": -5}', b'{"tokens": {}}', b'{"tokens": "many"}', b"{"])
+def test_a_damaged_cost_is_one(redis: Redis, meta: bytes) -> None:
+    queue = clean(redis)
+    for id in ("a", "b"):
+        push(queue, id, cost=5)
+        redis.hset(Job.key_for(id), "meta", meta)
+    assert queue.take(2, tokens=1) == ["a"]
+    assert queue.take(2, tokens=1) == ["b"]
