@@ -188,6 +188,9 @@ def test_durability_reaches_the_program_and_the_store(chart: helm.Chart) -> None
     assert release.settings().durability.aof
     args = container(release.pods()["countersign-valkey"])["args"]
     assert args[args.index("--appendonly") + 1] == "yes"
+    assert args[args.index("--appendfsync") + 1] == "always"
+    relaxed = {"redis": {"bundled": {"persistence": {"enabled": True}}}}
+    assert "--appendfsync" not in container(Release(chart, relaxed).pods()["countersign-valkey"])["args"]
     away = Release(chart, VARIANTS["external-redis"]).settings().durability
     assert (away.aof, away.replicas) == (True, 1)
 
