@@ -33,7 +33,7 @@ from verifier_pool.units import accusing, confirmed, of_unverified
 
 logger = logging.getLogger(__name__)
 
-REPLAYING = "replaying"
+ASKED = "replaying"
 """What a pass returns that has asked for a replay."""
 FOLD_SECONDS = 1.0
 
@@ -177,7 +177,7 @@ class _Response:
         experts = self._model.experts is not None
         requests = [request_of(choice, form, experts) for choice in self._fit]
         context.stages.ask(self._id, self._choices[0].model, requests, self._intent, second=again)
-        return REPLAYING
+        return ASKED
 
 
 def _held(context: Context, id: str) -> _Held:

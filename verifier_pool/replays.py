@@ -260,6 +260,11 @@ def _outcome(packed: _Replay | str, choice: Evidence) -> Replay | ReplayError:
             raise ValueError("of another shape than its choice")
         if packed.own is not None and not 0 <= packed.own <= ids.shape[1]:
             raise ValueError("impossible columns")
+        if np.isnan(logprobs).any() or np.isposinf(logprobs).any():
+            raise ValueError("logprobs that are none")
+        experts = None if packed.experts is None else _array(packed.experts, 3, packed.experts.dtype)
+        if experts is not None and not _of_tokens(len(experts), choice):
+            raise ValueError("experts of another number of tokens")
         return Replay(
             ids=ids,
             logprobs=logprobs,
@@ -267,10 +272,16 @@ def _outcome(packed: _Replay | str, choice: Evidence) -> Replay | ReplayError:
             prompt_ids=None if packed.prompt is None else _array(packed.prompt, 1, "i4"),
             reference=packed.reference,
             own=packed.own,
-            routed_experts=None if packed.experts is None else _array(packed.experts, 3, packed.experts.dtype),
+            routed_experts=experts,
         )
     except _UNREADABLE as error:
         return ReplayError(UNREADABLE, type(error).__name__)
+
+
+def _of_tokens(rows: int, choice: Evidence) -> bool:
+    """Whether so many rows are of all tokens or of the output's, the last one with or without."""
+    output = len(choice.output_ids)
+    return any(rows in (tokens - 1, tokens) for tokens in (output, output + len(choice.prompt_ids)))
 
 
 def _packed(array: NDArray[Any], dtype: str) -> _Array:

@@ -121,6 +121,8 @@ def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
         {"ids": np.zeros((12, 0), np.int32), "logprobs": np.zeros((12, 0), np.float32)},
         {"own": 99},
         {"own": -1},
+        {"logprobs": np.full((12, 21), np.nan, np.float32)},
+        {"routed_experts": EXPERTS[:5]},
     ],
 )
 def test_replays_that_do_not_fit_their_choice(changes: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ from policies.errors import SettingsError, StoreUnavailable
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context, runtime, worker
-from verifier_pool.runtime import Child, read_settings, through_outages
+from verifier_pool.runtime import Child, read_settings, supervise, through_outages
 
 
 def test_settings_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,9 @@ def test_one_bad_reference_closes_those_that_started(monkeypatch: pytest.MonkeyP
 def test_a_bad_second_reference_closes_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reference = ToyReference()
 
-    def open_references(_settings: object, *, second: bool = False, model: str | None = None) -> dict[str, ToyReference]:
+    def open_references(
+        _settings: object, *, second: bool = False, model: str | None = None
+    ) -> dict[str, ToyReference]:
         if second:
             raise SettingsError("models.toy.second_reference", "another")
         return {"toy": reference}
@@ -166,3 +168,18 @@ def test_a_child_is_started_again_and_ends_with_us(tmp_path: Path, monkeypatch: 
         child.end()
     with pytest.raises(ProcessLookupError):
         os.kill(pids()[1], 0)
+
+
+@pytest.mark.parametrize(("code", "burst", "expected"), [(3, False, 3), (3, True, 3), (0, True, 0), (1, True, 1)])
+def test_a_supervisor_ends_as_its_processes_do(code: int, burst: bool, expected: int) -> None:
+    command = [sys.executable, "-c", f"raise SystemExit({code})"]
+    assert supervise(command, 2, threading.Event(), patience=5, burst=burst) == expected
+
+
+def test_a_supervisor_asks_all_at_once(tmp_path: Path) -> None:
+    code = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), sys.exit(0))); time.sleep(60)"
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    began = time.monotonic()
+    assert supervise([sys.executable, "-c", code], 4, stop, patience=20) == 0
+    assert time.monotonic() - began < 10

@@ -50,7 +50,7 @@ def test_a_pass_while_the_replay_waits_asks_for_nothing_more(
     _, id, pool = asked
     before = redis.get(request_key(id))
     redis.hset(Job.key_for(replay_job(id)), "mark", "kept")
-    assert jobs.verify(id) == jobs.REPLAYING
+    assert jobs.verify(id) == jobs.ASKED
     assert redis.hget(Job.key_for(replay_job(id)), "mark") == b"kept"
     assert redis.get(request_key(id)) == before
     assert pool.serve(burst=True) == 2
@@ -59,7 +59,7 @@ def test_a_pass_while_the_replay_waits_asks_for_nothing_more(
 def test_a_replay_whose_job_was_lost_is_asked_for_again(redis: Redis, asked: tuple[Settings, str, rig.Pool]) -> None:
     _, id, pool = asked
     redis.delete(Job.key_for(replay_job(id)))
-    assert jobs.verify(id) == jobs.REPLAYING
+    assert jobs.verify(id) == jobs.ASKED
     pool.serve(burst=True)
     assert rig.verdict_of(redis, id, 0.1)["audited"] is True
 
