@@ -203,6 +203,25 @@ def test_a_bug_ends_in_one_verdict_after_the_retries(
     assert len(calls) == 4
 
 
+def test_rq_keeps_of_an_exception_its_type_and_place(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError(f"cannot judge {CANARY}")
+
+    monkeypatch.setattr(jobs, "judge", broken)
+    rules = settings(valkey_url)
+    id = rig.submit(redis, rules, [answer()])
+    redis.hset(Job.key_for(id), "retries_left", 0)
+    rig.worker(redis, rules).serve(burst=True)
+    job = Job.fetch(id, connection=redis, serializer=JSONSerializer)
+    result = job.latest_result()
+    assert result is not None
+    assert str(result.exc_string).splitlines()[0] == "ZeroDivisionError"
+    assert " in broken" in str(result.exc_string)
+    assert CANARY not in str(result.exc_string) + str(redis.hgetall(job.key))
+
+
 def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: str) -> None:
     slow = [2.5]
 
