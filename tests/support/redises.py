@@ -100,7 +100,7 @@ def plain(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def user(folder: Path) -> Iterator[Place]:
     """With a user who may touch our keys only."""
-    rule = f"countersign on >{PASSWORD} ~{{countersign}}:* &{{countersign}}:* +@all -@admin -@dangerous +info +keys"
+    rule = f"countersign on >{PASSWORD} ~{{countersign}}:* &{{countersign}}:* +@all -@admin -@dangerous +info"
     with _running(Server(folder, "--user", *rule.split())) as (server,):
         yield Place(f"redis://countersign:{QUOTED}@127.0.0.1:{server.port}", (server,))
 
