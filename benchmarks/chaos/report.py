@@ -12,6 +12,7 @@ import orjson
 
 from benchmarks.chaos.stage import Outcome, Scene
 
+_LISTED = 20
 _SEEN = """\
 *Accepted* means that Redis acknowledged the intent, with `WAITAOF` where its file is synced always. What was served
 while Redis was away was not accepted, and its client was told in the answer's head: `x-countersign-verdict: unverified`
@@ -20,15 +21,16 @@ Requests, ids and verdicts come from witnesses of their own; how they are matche
 is told in `benchmarks/chaos/ledger.py`."""
 _EVERYSEC = """\
 With `appendfsync everysec`, and without `durability.aof`, an acknowledged intent may be in the kernel's memory only. It
-survives the death of Redis, and not that of its machine: then up to a second of it is gone{how}. That is what is listed
-as lost below. `appendfsync always` with `durability.aof: true` loses nothing."""
+survives the death of Redis, and not that of its machine: then up to a second of it is gone{how}.
+That is what is listed as lost below, and as told to a client inline and forgotten. `appendfsync always` with
+`durability.aof: true` loses nothing."""
 
 
 def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
     """The ledger as a page."""
     ledger, scene = outcome.ledger, outcome.scene
     settled = f"{outcome.settled_after:.0f} s" if outcome.settled_after is not None else "not"
-    how = ", here simulated by cutting its file back" if scene.power else ""
+    how = " (here simulated by cutting\nits file back)" if scene.power else ""
     lines = [
         "# Chaos: who is missing when everything dies",
         "",
@@ -66,7 +68,8 @@ def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
     ]
     for title, entries in (("Lost", ledger.lost), ("Duplicates", ledger.duplicates), ("Wrong", ledger.wrong)):
         if entries:
-            lines += ["", f"## {title}", "", *(f"- {entry}" for entry in entries[:50])]
+            more = [f"- … and {len(entries) - _LISTED} more"] if len(entries) > _LISTED else []
+            lines += ["", f"## {title}", "", *(f"- {entry}" for entry in entries[:_LISTED]), *more]
     if outcome.exits:
         lines += ["", "## Ended by itself", "", *(f"- {name}: codes {codes}" for name, codes in outcome.exits.items())]
     return "\n".join(lines) + "\n"
