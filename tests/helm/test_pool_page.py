@@ -1,0 +1,105 @@
+"""The operating part of docs/pool.md: its settings, values, commands, URLs and names exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+import countersign
+from policies.settings import Settings, parse_settings
+from proxy.metrics import Metrics
+from tests.helm import schema
+from tests.helm.rendered import Release, container
+from verifier_pool import queue_command, ready, worker
+from verifier_pool.redis_url import parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pool.md").read_text().partition("\n## Operating\n")[2]
+NAMED = re.findall(r"`([^`\n]+)`", PAGE)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def known(tree: dict[str, Any], path: str, definitions: dict[str, Any]) -> bool:
+    """Whether a JSON schema has a property at a dotted path."""
+    for name in path.split("."):
+        while "$ref" in tree or "anyOf" in tree:
+            tree = tree["anyOf"][0] if "anyOf" in tree else definitions[tree["$ref"].rpartition("/")[2]]
+        tree = tree.get("properties", {}).get(name)
+        if tree is None:
+            return False
+    return True
+
+
+def test_settings_and_values_exist(chart: helm.Chart) -> None:
+    values, settings = [yaml.safe_load(block) for block in blocks("yaml")]
+    release = Release(chart, values)
+    assert release.settings().models["small"].reference is not None
+    processes = {name: container(pod)["command"] for name, pod in release.pods().items()}
+    assert [command[-1] for name, command in processes.items() if "reference" in name] == ["large", "small"]
+    assert parse_settings(yaml.safe_dump(settings), {}).durability.aof
+
+
+def test_named_settings_exist() -> None:
+    settings, values = Settings.model_json_schema(), schema.build()
+    paths = {name for name in NAMED if re.fullmatch(r"[a-z_]+(\.[a-zA-Z_]+)+", name)} - {"countersign.yaml"}
+    modules = {name for name in paths if name.startswith("verifier_pool.")}
+    assert len(paths) > 10
+    for name in paths - modules:
+        assert known(settings, name, settings["$defs"]) or known(values, name, values["$defs"]), name
+    for name in ("redis_url", "allInOne"):
+        assert name in NAMED or f"{name}: true" in NAMED
+        assert known(settings, name, {}) or known(values, name, {})
+
+
+PARSERS = {"worker": worker._parser(), "queue": queue_command._parser()}
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines()])
+def test_commands_are_understood(line: str) -> None:
+    words = [word for word in shlex.split(line, comments=True) if "=" not in word]
+    assert words[0] == "countersign"
+    assert words[1] in countersign.COMMANDS
+    if words[1] in PARSERS:
+        PARSERS[words[1]].parse_args(words[2:])
+
+
+def test_the_probe_takes_the_words_that_are_named() -> None:
+    options = {option for action in ready._parser()._actions for option in action.option_strings}
+    assert {"--only", "--model", "--reference", "--alive"} <= options
+    assert "python -m verifier_pool.ready" in NAMED
+
+
+def test_urls_are_understood(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+    urls = [name.replace("/etc/countersign/ca.pem", str(authority)) for name in NAMED if re.search(r"://.", name)]
+    found = [parse(url) for url in urls]
+    assert [where.kind for where in found] == ["", "", "", "sentinel", "cluster"]
+    assert [where.tls for where in found] == [False, True, False, False, False]
+
+
+def test_metrics_exist() -> None:
+    metrics = Metrics()
+    metrics.unrecorded.add(1, {"reason": "backlog", "backend": "b"})
+    metrics.waits({"b": 1}, {"b": 1})
+    page = metrics.page(private=True).decode()
+    metrics.close()
+    names = [name for name in NAMED if name.startswith("countersign_")]
+    assert len(names) == 3
+    for name in names:
+        assert re.search(rf"^{name}{{", page, re.MULTILINE), name
+
+
+def test_the_cores_are_reckoned_right() -> None:
+    without, request, after = 1.8, 1.4, 4.0
+    for share, cores in ((0.25, "0.27"), (1.0, "0.54")):
+        assert f"{100 * ((1 - share) * without + share * (request + after)) / 1000:.2f}" == cores
+        assert cores in PAGE
