@@ -174,6 +174,7 @@ def test_sigterm_finishes_what_is_in_flight(redis: Redis, valkey_url: str, tmp_p
     marks = tmp_path / "marks"
     rules = settings(valkey_url)
     ids = [rig.submit(redis, rules, [answer()]) for _ in range(300)]
+    rig.worker(redis, rules, {"toy": ToyReference()}).loop.serve(burst=True)
     process = rig.start(WORKER.replace("threads=64", "threads=300"), valkey_url, str(marks), "4")
     try:
         rig.wait_until(lambda: started(marks, 256), 30)
