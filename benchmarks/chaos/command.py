@@ -60,6 +60,7 @@ def scene_of(arguments: argparse.Namespace) -> Scene:
         settle=arguments.settle,
         fsync=arguments.fsync,
         power=arguments.power,
+        engine=str(arguments.engine.resolve()) if arguments.engine else "",
         seed=arguments.seed,
     )
 
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--clients", type=int, default=10)
     made.add_argument("--fsync", choices=("always", "everysec"), default="always", help="of the append-only file")
     made.add_argument("--power", action="store_true", help="with everysec: Redis's machine loses power, simulated")
+    made.add_argument("--engine", type=Path, help="a model's folder: replay on real vLLM engines, and kill those")
     made.add_argument("--seed", type=int, default=1)
     return made
 

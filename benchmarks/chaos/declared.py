@@ -34,7 +34,7 @@ def settings(
     *,
     redis_port: int,
     upstream_port: int,
-    references: dict[str, str],
+    references: dict[str, dict[str, Any]],
     profiles: dict[str, Path],
     keys: Sequence[str],
     port: int = 0,
@@ -43,7 +43,7 @@ def settings(
     """The settings tree of one process.
 
     Args:
-        references: address of the reference by model; every model has an honest and a cheating backend.
+        references: settings of the reference by model; every model has an honest and a cheating backend.
         keys: client keys; each may choose its backend, so that the share of cheats stays what it is.
     """
     backends = []
@@ -57,9 +57,9 @@ def settings(
             "vocab_size": toy.VOCABULARY,
             "max_model_len": LONGEST,
             "profile": str(profiles[model]),
-            "reference": {"kind": "vllm_http", "url": url, "timeout": 3.0, "canary_seconds": 5.0},
+            "reference": reference,
         }
-        for model, url in references.items()
+        for model, reference in references.items()
     }
     verification = {"lost_after": LOST_AFTER, "replay_wait": REPLAY_WAIT, "job_timeout": 20, "inline_wait": 4.0}
     return {
@@ -75,6 +75,17 @@ def settings(
         # Nothing sends them, so that the outbox keeps every verdict's id.
         "webhook": {"url": "https://example.com/hook", "secret": "whsec_" + "c2VjcmV0" * 5},
     }
+
+
+def server(port: int) -> dict[str, Any]:
+    """Settings of the scripted reference server."""
+    return {"kind": "vllm_http", "url": f"http://127.0.0.1:{port}", "timeout": 3.0, "canary_seconds": 5.0}
+
+
+def engine(path: str) -> dict[str, Any]:
+    """Settings of a real engine on a CPU."""
+    given = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "max_num_seqs": 4}
+    return {"kind": "vllm_engine", "path": path, "canary_seconds": 5.0, "engine": given}
 
 
 def write(folder: Path, name: str, tree: dict[str, Any]) -> Path:

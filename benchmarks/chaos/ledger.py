@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.chaos.aof import Writes
@@ -103,8 +103,15 @@ def settle(
     writes: Writes,
     away: Sequence[Away],
     keys: Sequence[str],
+    *,
+    truthful: bool = True,
 ) -> Ledger:
-    """The ledger. `keys` are the clients' keys, by client."""
+    """The ledger.
+
+    Args:
+        keys: the clients' keys, by client.
+        truthful: verdicts can tell honest answers from cheating ones here; otherwise any word will do.
+    """
     found = Ledger(asked=len(asked), outcomes=Counter(each.outcome for each in asked))
     log = {entry.number: entry for entry in served}
     recorded = {*writes.intents, *kept.intents, *kept.verdicts}
@@ -121,6 +128,8 @@ def settle(
         if verdict["verdict"] == "unverified":
             found.reasons[str(next(iter(verdict["reasons"]), ""))] += 1
     for each in asked:
+        if not truthful and each.number in log:
+            log[each.number] = replace(log[each.number], kind="")
         _one(found, each, ids.get(each.number, ""), log.get(each.number), kept, recorded, away)
     strangers = recorded - set(ids.values())
     found.wrong += [f"{id}: recorded, and nobody asked for it" for id in sorted(strangers)]

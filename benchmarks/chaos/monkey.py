@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.chaos.fleet import ENGINE, PROXY, REDIS, REFERENCE, WORKER, Fleet
 from benchmarks.chaos.relay import Relay
+from benchmarks.demo import watchdog
 
 CUT = "network cut"
 BLACKHOLE = "network black hole"
+NETWORK = (CUT, BLACKHOLE)
 SHARES: Mapping[str, float] = {WORKER: 6, REFERENCE: 5, ENGINE: 5, PROXY: 3, REDIS: 2, CUT: 2, BLACKHOLE: 2}
 """How often each kind comes, relative to the others. Without Redis nothing is recorded, so it goes more rarely."""
 CUT_SECONDS = (0.1, 2.0)
@@ -36,6 +42,16 @@ def plan(rng: random.Random, count: int, seconds: float, kinds: Sequence[str]) -
     wanted += [rng.choice(list(kinds)) for _ in range(count - len(wanted))]
     rng.shuffle(wanted)
     return list(zip(sorted(rng.uniform(0, seconds) for _ in wanted), wanted, strict=True))
+
+
+def cores(root: int) -> list[int]:
+    """Processes below this one that are vLLM's EngineCore."""
+    found = []
+    for pid in watchdog.tree(root) - {root}:
+        with contextlib.suppress(OSError):
+            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 class Monkey:
@@ -63,16 +79,28 @@ class Monkey:
         await asyncio.gather(*self._healing)
 
     def _strike(self, kind: str) -> bool:
-        if kind in (CUT, BLACKHOLE):
+        if kind in NETWORK:
             return self._sever(kind)
         alive = [member for member in self._fleet.of(kind) if member.alive]
         if not alive:
-            return False
+            return kind == ENGINE and self._strike_inside()
         victim = self._rng.choice(alive)
         done = self._fleet.kill(victim)
         if done:
             self.blows.append(Blow(time.time(), kind, victim.name))
         return done
+
+    def _strike_inside(self) -> bool:
+        """Kill an engine that a reference process runs below itself."""
+        members = self._fleet.of(REFERENCE)
+        engines = [(member, pid) for member in members if member.life is not None for pid in cores(member.life.pid)]
+        if not engines:
+            return False
+        victim, pid = self._rng.choice(engines)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.blows.append(Blow(time.time(), ENGINE, victim.name))
+        return True
 
     def _sever(self, kind: str) -> bool:
         whole = [name for name, relay in self._relays.items() if relay.whole]

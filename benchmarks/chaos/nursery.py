@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -69,9 +70,13 @@ class Born:
 
 
 class Nursery:
-    """A context manager. Whatever it started is gone when the block is left, or this process dies."""
+    """A context manager. Whatever it started is gone when the block is left, or this process dies.
 
-    def __init__(self) -> None:
+    `environ` is for everything it starts, beside this process's own.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = ENVIRON | dict(environ or {})
         self._born: dict[int, Born] = {}
         self._pids: list[int] = []
         self._told = threading.Condition()
@@ -82,7 +87,7 @@ class Nursery:
             [sys.executable, "-m", "benchmarks.chaos.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environ | ENVIRON,
+            env=environ | self._environ,
             start_new_session=True,
         )
         self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)

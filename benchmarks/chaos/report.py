@@ -37,8 +37,9 @@ def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
         f"`{command(scene)}`, {metadata['started']}, {metadata['machine']['cpu']}, "
         f"{metadata['machine']['cores']} cores, commit {str(metadata['machine'].get('commit'))[:10]}.",
         "",
-        f"{scene.proxies} proxies, {scene.workers} CPU workers, {scene.references} reference processes and one "
-        f"reference server per model ({', '.join(scene.models)}), one Valkey with `appendfsync {scene.fsync}`; "
+        f"{scene.proxies} proxies, {scene.workers} CPU workers, {scene.references} reference processes "
+        f"{'with a real vLLM engine each' if scene.engine else 'and one reference server'} per model "
+        f"({', '.join(scene.models)}), one Valkey with `appendfsync {scene.fsync}`; "
         f"{scene.clients} clients asking for {scene.seconds:.0f} s, streamed and whole, some leaving early; each "
         f"process behind relays of its own. All was settled {settled} after the last request (bound: "
         f"{scene.settle:.0f} s).",
@@ -80,6 +81,7 @@ def command(scene: Scene) -> str:
     size = f"--proxies {scene.proxies} --workers {scene.workers} --references {scene.references}"
     time = f"--seconds {scene.seconds:g} --kills {scene.kills} --clients {scene.clients} --seed {scene.seed}"
     power = " --power" if scene.power else ""
+    power += f" --engine {Path(scene.engine).name}" if scene.engine else ""
     return f"countersign bench chaos {size} --models {' '.join(scene.models)} {time} --fsync {scene.fsync}{power}"
 
 

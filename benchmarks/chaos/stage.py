@@ -27,11 +27,12 @@ from benchmarks.chaos.nursery import Born, Nursery
 from benchmarks.chaos.relay import Relay
 from benchmarks.chaos.traffic import Clients
 from benchmarks.chaos.valkey import Valkey
+from benchmarks.demo import servers
 from benchmarks.demo.processes import ChildError, answers, free_ports
 from verifier_pool.queue import OPEN, UNFOLDED
 
 INTERVAL_MS = 12
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Scene:
         settle: seconds after which every accepted generation must have its verdict.
         fsync: of the append-only file; `everysec` may lose what was acknowledged in the last second.
         power: Redis's machine loses power whenever Redis is killed.
+        engine: folder of a real model that the references replay on, in vLLM engines of their own; it says nothing of
+            the toy's answers, so what verdicts say is not looked at.
         tenants: client keys; 0 gives every client its own, without which ids cannot be matched by elimination alone.
         pause: mean seconds between a client's requests.
     """
@@ -59,6 +62,7 @@ class Scene:
     settle: float = 90.0
     fsync: str = "always"
     power: bool = False
+    engine: str = ""
     pause: float = 0.3
     seed: int = 1
 
@@ -92,10 +96,11 @@ class Stage:
         self.folder = folder
         self.rng = random.Random(scene.seed)
         keys = [f"sk-chaos-{secrets.token_hex(8)}" for _ in range(scene.tenants or scene.clients)]
-        self.keys = [keys[index // len(scene.models) % len(keys)] for index in range(scene.clients)]
+        turns = [index // len(scene.models) if scene.tenants else index for index in range(scene.clients)]
+        self.keys = [keys[turn % len(keys)] for turn in turns]
         self.memory: dict[str, list[int]] = {}
         self.relays: dict[str, Relay] = {}
-        self.nursery = Nursery()
+        self.nursery = Nursery(servers.environment(max(scene.references, 2)) if scene.engine else {})
         self.fleet = Fleet(folder, self.rng)
         self._say = say
         ports = free_ports(2 + len(scene.models) + scene.proxies)
@@ -129,7 +134,7 @@ class Stage:
         script = ["--port", str(self._upstream_port), "--log", str(self.log), "--interval-ms", str(INTERVAL_MS)]
         self._add(UPSTREAM, "upstream", "benchmarks.chaos.upstream", script)
         self.fleet.add(REDIS, "redis", self.valkey.start).killed = self.valkey.died
-        for model, port in self.engine_ports.items():
+        for model, port in ({} if self.scene.engine else self.engine_ports).items():
             script = ["--port", str(port), "--model", model]
             self._add(ENGINE, f"engine-{model}", "benchmarks.chaos.engine", script)
         self._say("starting the processes")
@@ -152,8 +157,11 @@ class Stage:
         store = await self._relay(f"{name} – redis", self.valkey.port)
         references = {}
         for model, engine in self.engine_ports.items():
+            if self.scene.engine:
+                references[model] = declared.engine(self.scene.engine)
+                continue
             between = await self._relay(f"{name} – {model}", engine) if kind == REFERENCE else None
-            references[model] = f"http://127.0.0.1:{between.port if between else engine}"
+            references[model] = declared.server(between.port if between else engine)
         tree = declared.settings(
             redis_port=store.port,
             upstream_port=self._upstream_port,
@@ -186,7 +194,7 @@ class Stage:
         clients = Clients(self.proxy_ports, scene.models, self.keys, rng, pause=scene.pause, interval=interval)
         traffic = asyncio.create_task(clients.run(over.is_set))
         striker = Monkey(self.fleet, self.relays, self.rng)
-        kinds = [kind for kind in monkey.SHARES if self.fleet.of(kind) or kind in (monkey.CUT, monkey.BLACKHOLE)]
+        kinds = [kind for kind in monkey.SHARES if self.fleet.of(kind) or kind in (ENGINE, *monkey.NETWORK)]
         plan = monkey.plan(self.rng, scene.kills, scene.seconds, kinds) if scene.kills else []
         self._say(f"{len(plan)} blows within {scene.seconds:.0f} s")
         started = time.monotonic()
@@ -209,6 +217,7 @@ class Stage:
             aof.writes(self.valkey.folder),
             collect.away(self.fleet.of(PROXY)),
             self.keys,
+            truthful=not scene.engine,
         )
         return Outcome(
             scene=scene,
