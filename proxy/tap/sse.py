@@ -140,7 +140,8 @@ def replace_data(lines: list[bytes], payload: bytes) -> bytes:
             out.append(line)
         elif not written:
             written = True
-            out.append(bom + b"data: " + payload + line[len(text) :])
+            space = b" " if text[len(bom) + 5 : len(bom) + 6] == b" " else b""
+            out.append(bom + b"data:" + space + payload + line[len(text) :])
     return b"".join(out)
 
 

@@ -9,6 +9,8 @@ from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
+_MOST_KEPT = 64 * 1024
+
 
 class StreamTap(BaseTap):
     """Forwards every event at once, except where plain vLLM could only have written it later.
@@ -28,6 +30,7 @@ class StreamTap(BaseTap):
         self._splitter = Splitter(max_line_bytes)
         self._shows_usage = prepared.asked.usage
         self._held: list[tuple[Event, Object]] = []
+        self._kept = self._waiting = 0
         self._dropped = False
         self._errored = False
         self._closed = False
@@ -76,7 +79,7 @@ class StreamTap(BaseTap):
             if self._dropped:
                 return b""
         if event.data is None:
-            return b"".join(lines)
+            return self._aside(event)
         if self.done:
             self._dropped = True
             return b""
@@ -86,6 +89,16 @@ class StreamTap(BaseTap):
             self.collector.terminal = True
             return out
         return self._frame(event)
+
+    def _aside(self, event: Event) -> bytes:
+        """A comment, which does not overtake a terminal chunk that waits. What would have to be kept is bounded."""
+        text = b"".join(event.lines)
+        if not self._held or self.done or self._kept + len(text) > _MOST_KEPT:
+            return text
+        self._kept += len(text)
+        self._held.append((event, {}))
+        self._dropped = True
+        return b""
 
     def _glue(self, line: bytes) -> bytes:
         """The LF of a CRLF that a read cut in two goes where its event went."""
@@ -147,9 +160,10 @@ class StreamTap(BaseTap):
         if changed:
             top["choices"] = raw(kept)
         changed |= self.view.response(top)
-        may_wait = ended and not self._shows_usage and len(self._held) < self.collector.expected
+        may_wait = ended and not self._shows_usage and self._waiting < self.collector.expected
         if may_wait and is_null(top.get("system_fingerprint")):
             self._held.append((event, top if changed else {}))
+            self._waiting += 1
             self._dropped = True
             return b""
         return self._rewritten(event, top) if changed else b"".join(event.lines)
@@ -168,12 +182,15 @@ class StreamTap(BaseTap):
         fingerprint = None if usage_chunk is None else usage_chunk.get("system_fingerprint")
         out = []
         for event, changed in self._held:
+            if event.data is None:
+                out.append(b"".join(event.lines))
+                continue
             top = changed or (read_object(event.data or b"") or {})
             if fingerprint is not None and not is_null(fingerprint):
                 top["system_fingerprint"] = fingerprint
                 changed = top
             out.append(self._rewritten(event, top) if changed else b"".join(event.lines))
-        self._held = []
+        self._held, self._kept, self._waiting = [], 0, 0
         return b"".join(out)
 
     def _rewritten(self, event: Event, top: Object) -> bytes:

@@ -34,6 +34,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "impatient": {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "total": 2.0}},
     "keepalive": {"relay": {"keepalive": 0.2}},
     "pair": {},
+    "recorded": {
+        "models": {MODEL: {"tokenizer": str(Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json")}}
+    },
 }
 _ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "count"}]},
@@ -116,9 +119,11 @@ class Gateways:
         """As it is."""
         return self.variant("plain")
 
-    def variant(self, name: str) -> Gateway:
-        """Set up otherwise; fails the test when there is none."""
+    def variant(self, name: str, *, otherwise: str | None = None) -> Gateway:
+        """Set up otherwise; fails the test when there is none, and no other one will do."""
         if name not in self._running:
+            if otherwise is not None and self._valkey is None and name not in self._given:
+                return self.variant(otherwise)
             if self._valkey is not None:
                 self._running[name] = self.start(name)
             elif name in self._given:
@@ -134,6 +139,8 @@ class Gateways:
             pytest.fail("only our own gateway can be started and stopped")
         urls = self._upstreams if name == "pair" else self._upstreams[:1]
         backend = {"model": MODEL, "api_key": BACKEND_KEY, "runtime": "vllm-0.32-v2"}
+        if name == "recorded":
+            backend["served_model"] = "smollm2"
         settings: dict[str, Any] = {
             "port": 0,
             "redis_url": self._valkey.url,
