@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test lint unit e2e clean
+.PHONY: demo test lint unit alone e2e clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 demo: $(VENV)/.vllm
 	@$(BIN)/countersign demo $(ARGS)
 
-test: lint unit e2e
+test: lint unit alone e2e
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -27,7 +27,10 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e" -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m "not e2e and not alone" -n $(WORKERS) --dist worksteal $(ARGS)
+
+alone: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "alone and not e2e" $(ARGS)
 
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e $(ARGS)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.chaos.monkey import SHARES
 from benchmarks.chaos.stage import Scene, Stage
 
+pytestmark = pytest.mark.alone
 KILLS = 200
 BOUND = 240.0
 """Seconds after the last request within which every generation has its verdict; usually it takes less than 60."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from redis import Redis
 
 from benchmarks.chaos.stage import Scene, Stage
@@ -15,6 +16,7 @@ from verifier_pool import RQ_PREFIX
 from verifier_pool.queue import VERIFY_QUEUE
 from verifier_pool.replays import queue_of
 
+pytestmark = pytest.mark.alone
 MODELS = ("toy", "toy-1")
 GENERATION = re.compile(r"[0-9a-f]{32}")
 GROWTH = 24 * 2**20
