@@ -26,6 +26,7 @@ from verifier_pool.store import Store
 
 WORKER = """
 import sys, threading, time
+from concurrent.futures import Future
 from pathlib import Path
 from tests.verifier_pool.toy import ToyReference, settings
 from tests.verifier_pool.rig import declaring
@@ -233,6 +234,8 @@ def test_work_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
             after = rig.submit(redis, rules, [answer()])
             assert rig.verdict_of(redis, after, 30)["audited"] is True
             assert rig.verdict_of(redis, before, 30)["audited"] is True
+            # What was in flight was kept, and stored when Redis was back.
+            assert started(tmp_path / "marks", 2)
         finally:
             process.terminate()
             process.wait(15)
@@ -282,3 +285,23 @@ def test_callbacks_of_a_job_are_never_run(
     rig.worker(redis, settings(valkey_url), {"toy": ToyReference()}).serve(burst=True)
     assert rig.verdict_of(redis, evidence.id)["audited"] is True
     assert Job.fetch(evidence.id, connection=redis, serializer=JSONSerializer).is_finished
+
+
+def test_a_second_signal_does_not_wait(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    rig.submit(redis, settings(valkey_url), [answer()])
+    process = rig.start(
+        WORKER.replace("toy = ", "ToyReference.submit = lambda self, r: (trouble(r), Future())[1]\ntoy = "),
+        valkey_url,
+        str(marks),
+        "0",
+    )
+    try:
+        rig.wait_until(marks.exists)
+        process.terminate()
+        time.sleep(1)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
