@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.errors import ReplayError
 from policies.evidence import Ids, Logprobs, Replay
@@ -199,21 +200,24 @@ class Kept(list[Any]):
 
 def kept_entries(kept: Kept, output: int) -> Entries:
     """Entries of the last `output` rows of kept tensors. Column c > 0 is the c-th best; column 0 has its own rank."""
-    ids = [np.asarray(tensors[0]) for tensors in kept]
-    rows = sum(len(each) for each in ids)
-    if rows < output or not output:
+    if sum(len(tensors[0]) for tensors in kept) < output or not output:
         raise ReplayError("bad_replay", "the engine left out rows of logprobs")
-    logprobs = np.concatenate([np.asarray(tensors[1]) for tensors in kept])[-output:]
-    own_ranks = np.concatenate([np.asarray(tensors[2]) for tensors in kept])[-output:]
+    ids, logprobs, own_ranks = (_last_rows([tensors[part] for tensors in kept], output) for part in range(3))
     width = logprobs.shape[1]
     ranks = np.tile(np.arange(width, dtype=np.int64), (output, 1))
     ranks[:, 0] = own_ranks
     return Entries(
         np.repeat(np.arange(output), width),
-        np.concatenate(ids)[-output:].astype(np.int64).ravel(),
+        ids.astype(np.int64).ravel(),
         logprobs.astype(np.float64).ravel(),
         ranks.ravel(),
     )
+
+
+def _last_rows(parts: list[Any], rows: int) -> NDArray[Any]:
+    """Of tensors that follow each other. Most often all are in the last one."""
+    last = np.asarray(parts[-1])
+    return last[-rows:] if len(last) >= rows else np.concatenate([np.asarray(part) for part in parts])[-rows:]
 
 
 def keep_arrays(engine: Any) -> None:

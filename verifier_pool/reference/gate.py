@@ -19,7 +19,7 @@ class Gate:
     """Lets replays in, first come first served within a form. Used on one loop only.
 
     Args:
-        window: tokens inside at once; one longer sequence enters alone.
+        window: tokens inside at which nobody else enters; the last one in may reach beyond it.
         turn: tokens of one form that enter before the other's turn, when the other waits.
     """
 
@@ -55,7 +55,7 @@ class Gate:
     def _admit(self) -> None:
         while (form := self._next()) is not None:
             tokens, ticket = self._waiting[form][0]
-            if not ticket.done() and self.inside and self.inside + tokens > self._window:
+            if not ticket.done() and self.inside >= self._window:
                 return
             self._waiting[form].popleft()
             if ticket.done():

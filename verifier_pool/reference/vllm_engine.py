@@ -15,7 +15,6 @@ V2 runner alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -123,11 +122,13 @@ class VllmEngine(Reference):
 
         An engine that is just loading is not waited for: it ends with this process, or when it is loaded.
         """
+        patience = CLOSE_SECONDS
         try:
-            with contextlib.suppress(TimeoutError):
-                self._thread.submit(self._end()).exception(CLOSE_SECONDS)
+            self._thread.submit(self._end()).exception(patience)
+        except TimeoutError:
+            patience = 1.0
         finally:
-            self._thread.close(CLOSE_SECONDS)
+            self._thread.close(patience)
             self._readers.shutdown(cancel_futures=True)
             self._renderer.shutdown(cancel_futures=True)
 
@@ -280,7 +281,8 @@ def _settings_error(key: str, error: BaseException) -> SettingsError | None:
     """How the operator is told why the engine cannot take work; None for what is no matter of settings."""
     if isinstance(error, selftest.SelfTestFailed):
         return SettingsError(f"{key}.engine", f"an engine that passes its self-test ({error})")
-    if isinstance(error, (ReplayError, TypeError, ValueError, OSError, RuntimeError)):
+    if isinstance(error, Exception):
+        # vLLM has many ways of saying no to its arguments.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return SettingsError(f"{key}.engine", f"an engine that starts ({reason})")
     return None
