@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 
+from verifier_pool.durable import NotDurable
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,8 +32,10 @@ class Outage:
                 return
             self.down = True
             self._since = time.monotonic()
+        why = {"why": str(error)} if isinstance(error, NotDurable) else {}
         logger.error(
-            "redis does not answer; requests are served unverified until it does", extra={"error": type(error).__name__}
+            "redis does not answer; requests are served unverified until it does",
+            extra={"error": type(error).__name__} | why,
         )
 
     def recovered(self) -> None:

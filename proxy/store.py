@@ -91,7 +91,7 @@ class Store:
             open_intent(pipeline, generation.id, intent, self._settings.verdict_ttl, lost_at)
             if self._until_durable:
                 pipeline.execute_command(*self._until_durable)
-            durable.answer_of(self._durability, await pipeline.execute())
+            durable.answer_of(self._durability, await pipeline.execute(raise_on_error=False))
         self._open.add(generation.id)
         self._remember(generation)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import ResponseError
 
 from policies.errors import StoreUnavailable
 from policies.settings import DurabilitySettings
@@ -34,7 +35,9 @@ def seconds(rules: DurabilitySettings) -> float:
 
 
 def check(rules: DurabilitySettings, answer: Any) -> None:
-    """Raises NotDurable when the answer says that fewer have the write than must."""
+    """Raises NotDurable when the answer says that fewer have the write than must, or that Redis cannot tell."""
+    if isinstance(answer, ResponseError):
+        raise NotDurable(str(answer)) from answer
     here, replicas = answer if rules.aof else (0, answer)
     if int(here) < int(rules.aof) or int(replicas) < rules.replicas:
         raise NotDurable("too few have it on disk or at all")
@@ -48,7 +51,11 @@ class _Durable(Pipeline):
         question = command(self.rules)
         if question is not None:
             connection.send_command(*question)
-            check(self.rules, connection.read_response())
+            try:
+                answer = connection.read_response()
+            except ResponseError as error:
+                answer = error
+            check(self.rules, answer)
         return found
 
 
@@ -64,6 +71,13 @@ def transaction(redis: Redis, rules: DurabilitySettings) -> Pipeline:
 
 
 def answer_of(rules: DurabilitySettings, answers: Sequence[Any]) -> None:
-    """Check the last answer of a pipeline that ended with `command`. Raises NotDurable."""
-    if command(rules) is not None:
+    """Check the answers, errors among them, of a pipeline that ended with `command` if there is one.
+
+    Raises the error of anything else, and NotDurable.
+    """
+    written = answers if command(rules) is None else answers[:-1]
+    for answer in written:
+        if isinstance(answer, Exception):
+            raise answer
+    if len(written) < len(answers):
         check(rules, answers[-1])

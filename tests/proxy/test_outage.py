@@ -169,10 +169,13 @@ def test_what_is_not_durable_is_served_unverified(make_rig: Callable[..., Rig], 
     assert rig.http.get("/readyz").json()["redis"] == "down"
 
 
-def test_an_intent_waits_for_the_append_only_file(make_rig: Callable[..., Rig], valkey: Valkey) -> None:
+def test_an_intent_waits_for_the_append_only_file(
+    make_rig: Callable[..., Rig], valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = make_rig(durability={"aof": True, "timeout": 3.0})
     rig.backend.script = [wire.whole(wire.BODY)]
     _assert_unverified(rig.chat())  # it has none
+    assert any("appendonly is disabled" in getattr(record, "why", "") for record in caplog.records)
     rig.redis.config_set("appendonly", "yes")
     rig.redis.config_set("appendfsync", "always")
     _back(rig, 15)

@@ -58,7 +58,8 @@ class Server:
         self.port = free_port() if port is None else port
         self.folder, self.password = folder, password
         secret = ["--requirepass", password, "--primaryauth", password] if password else []
-        given = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *secret, *options]
+        given = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        given += ["--repl-diskless-sync-delay", "0", *secret, *options]
         self._command = [str(get_binary_path()), *given]
         self.process: subprocess.Popen[bytes] | None = None
 
