@@ -86,7 +86,7 @@ class VllmEngine(Reference):
         self._thread = LoopThread(f"reference-{model_name}")
         self.loop = self._thread.loop
         try:
-            engine = self._thread.run(self._start())
+            engine = self._thread.run(self._start_first())
         except BaseException as error:
             self.close()
             told = _settings_error(key, error)
@@ -180,6 +180,15 @@ class VllmEngine(Reference):
             self._starting = self.loop.create_task(self._start_again())
             self._starting.add_done_callback(_noticed)
         return await asyncio.shield(self._starting)
+
+    async def _start_first(self) -> EngineProcess:
+        try:
+            return await self._start()
+        except RuntimeError as error:
+            # The engine's process gave up, perhaps because the memory of a killed predecessor is not free yet.
+            logger.warning("the reference engine does not start (%s); once more", type(error).__name__)
+            await asyncio.sleep(START_PAUSE)
+            return await self._start()
 
     async def _start_again(self) -> EngineProcess:
         await self._stop()

@@ -241,6 +241,19 @@ def test_what_vllm_says_of_its_arguments(monkeypatch: pytest.MonkeyPatch, start:
         start()
 
 
+def test_memory_that_a_predecessor_gives_back_late(monkeypatch: pytest.MonkeyPatch, start: Open) -> None:
+    tries: list[int] = []
+
+    def late(path: str, given: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("Engine core initialization failed")
+        return FakeLlm(path, given)
+
+    monkeypatch.setattr(engine_start, "build", late)
+    assert start().replay([asking()])[0].form == "ids"
+
+
 def test_close_fails_what_is_in_flight(start: Open) -> None:
     engine = start(max_num_batched_tokens=60)
     fake = hold(engine)
