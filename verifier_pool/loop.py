@@ -47,6 +47,19 @@ def place_of(kind: type[BaseException], trace: TracebackType | None) -> str:
     return "\n".join([kind.__name__, *(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)])
 
 
+def _without_text(record: logging.LogRecord) -> bool:
+    """rq logs whole tracebacks, messages and what led to them included; here they shrink to types and places."""
+    if record.exc_info and record.exc_info[0] is not None:
+        kind, _, trace = record.exc_info
+        record.msg, record.args = f"{record.getMessage()}: {place_of(kind, trace)}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
+for _name in ("rq.worker", "rq.job", "rq.queue", "rq.registry"):
+    logging.getLogger(_name).addFilter(_without_text)
+
+
 class RefusedJob(Exception):
     """Somebody queued a function that is not ours."""
 
