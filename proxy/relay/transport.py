@@ -18,7 +18,6 @@ from policies.errors import BackendUnavailable, UpstreamFailed
 from policies.settings import TimeoutSettings
 
 Headers = Sequence[tuple[bytes, bytes]]
-_STALE_TRIES = 3
 _LARGE = 1024 * 1024
 
 
@@ -79,54 +78,80 @@ class AiohttpResponse:
 class AiohttpTransport:
     """Pooled connections without a limit of their own (backends have one), no cookies, no redirects.
 
-    A kept-alive connection that the backend closed just as we used it is replaced silently, as long as not
-    one byte of an answer came.
+    A kept-alive connection that the backend closed just as we used it is replaced silently, once and by a new one, as
+    long as not one byte of an answer came.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            trust_env=False,
-            trace_configs=[trace],
-        )
+        self._pooled = _session(timeouts, aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=30))
+        self._fresh = _session(timeouts, aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, force_close=True))
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """See Transport."""
-        for _ in range(_STALE_TRIES):
-            connection = SimpleNamespace(reused=False)
-            try:
-                return AiohttpResponse(await self._post(request, connection))
-            except aiohttp.ClientConnectorError as error:
-                raise BackendUnavailable("the backend cannot be reached") from error
-            except aiohttp.ServerTimeoutError as error:
-                raise BackendUnavailable("the backend cannot be reached in time") from error
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if not connection.reused:
-                    raise UpstreamFailed("the backend closed the connection before it answered") from error
-            except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
-                raise UpstreamFailed("the backend's answer is not HTTP") from error
-        raise UpstreamFailed("the backend closed the connection before it answered")
+        connection = SimpleNamespace(reused=False)
+        try:
+            return await self._send(self._pooled, request, connection)
+        except _Stale:
+            return await self._send(self._fresh, request, SimpleNamespace(reused=False))
 
     async def close(self) -> None:
         """See Transport."""
-        await self._session.close()
+        await self._pooled.close()
+        await self._fresh.close()
 
-    async def _post(self, request: UpstreamRequest, connection: SimpleNamespace) -> aiohttp.ClientResponse:
-        # aiohttp writes bytes in one go, which for a large body would hold the loop; a file it writes in parts.
-        body = request.body if len(request.body) < _LARGE else io.BytesIO(request.body)
-        return await self._session.post(
-            URL(request.url, encoded=True),
-            data=body,
-            headers=request.headers,
-            allow_redirects=False,
-            trace_request_ctx=connection,
-        )
+    async def _send(
+        self, session: aiohttp.ClientSession, request: UpstreamRequest, connection: SimpleNamespace
+    ) -> UpstreamResponse:
+        """Raises what `send` does, and _Stale."""
+        try:
+            return AiohttpResponse(await _post(session, request, connection))
+        except aiohttp.ClientConnectorError as error:
+            raise BackendUnavailable("the backend cannot be reached") from error
+        except aiohttp.ServerTimeoutError as error:
+            raise BackendUnavailable("the backend cannot be reached in time") from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if connection.reused and not _answered(error):
+                raise _Stale from error
+            raise UpstreamFailed("the backend closed the connection before it answered") from error
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+            raise UpstreamFailed("the backend's answer is not HTTP") from error
+
+
+class _Stale(Exception):
+    """The backend closed a kept-alive connection before one byte of an answer."""
+
+
+def _session(timeouts: TimeoutSettings, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        trust_env=False,
+        trace_configs=[trace],
+    )
+
+
+async def _post(
+    session: aiohttp.ClientSession, request: UpstreamRequest, connection: SimpleNamespace
+) -> aiohttp.ClientResponse:
+    # aiohttp writes bytes in one go, which for a large body would hold the loop; a file it writes in parts.
+    body = request.body if len(request.body) < _LARGE else io.BytesIO(request.body)
+    return await session.post(
+        URL(request.url, encoded=True),
+        data=body,
+        headers=request.headers,
+        allow_redirects=False,
+        trace_request_ctx=connection,
+    )
+
+
+def _answered(error: Exception) -> bool:
+    """Whether a part of an answer's head came: aiohttp hands it over with the error, or a text when there is none."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str | None)
 
 
 async def _note_reuse(session: Any, context: Any, params: Any) -> None:

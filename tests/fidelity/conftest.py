@@ -6,7 +6,7 @@ The other gateway must offer the model `--model` (default `m`) from `http://127.
 name, and take the key `--client-key`. Cases that need it set up otherwise take a `--variant NAME=URL`; one that is not
 given fails, as does a case for which a gateway has no feature.
 
-    impatient   gives up: connecting 0.5 s, first token 0.6 s, between tokens 0.6 s, all 2 s
+    impatient   gives up: connecting 0.5 s, first token 0.6 s, between tokens 0.6 s, all 4 s
     keepalive   sends comments after 0.2 s of silence
     pair        has a second upstream at port + 1 and asks it when the first fails
 """

@@ -31,7 +31,7 @@ MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "impatient": {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "total": 2.0}},
+    "impatient": {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "total": 4.0}},
     "keepalive": {"relay": {"keepalive": 0.2}},
     "pair": {},
     "recorded": {

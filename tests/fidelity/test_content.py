@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.fidelity.frames import (
 )
 from tests.fidelity.gateway import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Gateway
 from tests.support import wire
-from tests.support.fake_backend import FakeBackend, Received, Step
+from tests.support.fake_backend import FakeBackend, Received, Step, Until
 from verifier_pool.queue import VERDICTS, verdict_key
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -190,12 +191,17 @@ def test_tool_calls_are_unchanged(gateway: Gateway, upstream: FakeBackend, usage
 
 @pytest.mark.cases(34)
 def test_tool_arguments_are_not_held_back(gateway: Gateway, upstream: FakeBackend) -> None:
-    upstream.script = script((*TOOL_FRAMES[:-1], USAGE, DONE), pause=0.12)
-    answer = gateway.ask(stream=True, tools=TOOLS, stream_options={"include_usage": True})
-    first = next(at for at, part in answer.parts if b"call_1" in part)
-    last = next(at for at, part in answer.parts if b"1}" in part)
-    assert last - first > 0.15
-    assert len(answer.parts) >= 6
+    frames = TOOL_FRAMES[:-2]
+    seen = [threading.Event() for _ in frames]
+    steps: list[Step] = [wire.SSE_HEAD]
+    for frame, event in zip(frames, seen, strict=True):
+        steps += [wire.chunk(frame), Until(event)]
+    upstream.script = [*steps, *map(wire.chunk, (TOOL_FRAMES[-2], USAGE, DONE)), wire.LAST_CHUNK]
+    with gateway.call(stream=True, tools=TOOLS, stream_options={"include_usage": True}) as call:
+        for at, event in enumerate(seen, 1):
+            call.until(b"".join(frames[:at]))
+            event.set()
+        assert call.answer().body == b"".join((*TOOL_FRAMES[:-1], USAGE, DONE))
 
 
 @pytest.mark.cases(35)

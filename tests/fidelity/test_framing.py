@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fidelity.frames import BODY, DONE, FINISH, ONE, ROLE, STREAM, TWO, chat, script
+from tests.fidelity.frames import BODY, DONE, FINISH, ONE, ROLE, STREAM, TWO, chat
 from tests.fidelity.gateway import Gateway
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
 
 FOREIGN = '{"content":"héllo 😀 日本語"}'
 SEPARATORS = '{"content":"a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg"}'
@@ -160,14 +161,20 @@ def test_what_is_no_stream_and_breaks_off_does_not_end_well(gateway: Gateway, up
 
 @pytest.mark.cases(24)
 def test_a_chunk_is_there_before_the_next_one(gateway: Gateway, upstream: FakeBackend) -> None:
-    upstream.script = script((ROLE, ONE, TWO, FINISH, DONE), pause=0.15)
-    answer = gateway.ask(stream=True)
-    arrived = {}
-    so_far = b""
-    for at, part in answer.parts:
-        so_far += part
-        arrived.update({frame: at for frame in (ROLE, ONE, TWO) if frame in so_far and frame not in arrived})
-    sent = upstream.last.sent[1:]
-    delays = [arrived[frame] - sent[at] for at, frame in enumerate((ROLE, ONE, TWO))]
-    assert max(delays) < 0.15
-    assert min(delays) < 0.03
+    frames = (ROLE, ONE, TWO, TWO, TWO)
+    seen = [threading.Event() for _ in frames]
+    steps: list[Step] = [wire.SSE_HEAD]
+    for frame, event in zip(frames, seen, strict=True):
+        steps += [wire.chunk(frame), Until(event)]
+    upstream.script = [*steps, *map(wire.chunk, (FINISH, DONE)), wire.LAST_CHUNK]
+    delays = []
+    with gateway.call(stream=True) as call:
+        so_far = b""
+        for frame, event in zip(frames, seen, strict=True):
+            so_far += frame
+            call.until(so_far)
+            delays.append(time.monotonic() - upstream.last.sent[-1])
+            event.set()
+        answer = call.answer()
+    assert answer.body == so_far + FINISH + DONE
+    assert min(delays) < 0.02

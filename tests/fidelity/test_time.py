@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 from tests.fidelity.frames import BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAM, STREAMS, begun, chat, script
 from tests.fidelity.gateway import CHAT, MESSAGES, Gateway, Gateways
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
 
 ERROR = b'{"error": {"message":"no","type":"BadRequestError","param":null,"code":400}}'
 LARGE = chat('{"content":"' + "x" * 60_000 + '"}')
@@ -34,7 +35,7 @@ def test_comments_while_a_client_waits(gateways: Gateways, upstream: FakeBackend
     assert answer.status == 200
     assert answer.header("content-type").startswith("text/event-stream")
     assert answer.body.startswith(b":")
-    assert 2 <= answer.body.count(b"\n:") + 1 <= 5
+    assert 2 <= answer.body.count(b"\n:") + 1 <= 12
     assert _without_comments(answer.body) == b"".join(STREAMS[path])
     assert answer.whole
 
@@ -102,7 +103,7 @@ def test_the_first_token_must_come_in_time(gateways: Gateways, upstream: FakeBac
     upstream.script = [PeerCloses()]
     started = time.monotonic()
     answer = gateway.ask(path, stream=stream)
-    assert 0.5 < time.monotonic() - started < 1.9
+    assert 0.5 < time.monotonic() - started < 3.5
     assert answer.status == 504
     assert "error" in answer.json()
     assert upstream.last.peer_closed.wait(2)
@@ -120,10 +121,10 @@ def test_headers_are_no_token(gateways: Gateways, upstream: FakeBackend) -> None
 def test_comments_are_no_token(gateways: Gateways, upstream: FakeBackend) -> None:
     ping: list[Step] = [0.15, wire.chunk(b": ping\n\n")]
     gateway = gateways.variant("impatient")
-    upstream.script = [wire.SSE_HEAD, *ping * 60]
+    upstream.script = [wire.SSE_HEAD, *ping * 100]
     started = time.monotonic()
     answer = gateway.ask(stream=True)
-    assert time.monotonic() - started < 1.9
+    assert time.monotonic() - started < 3.5
     assert b'"error"' in answer.body
 
 
@@ -133,7 +134,7 @@ def test_silence_between_tokens_is_bounded(gateways: Gateways, upstream: FakeBac
     upstream.script = [*begun((ROLE, ONE)), PeerCloses()]
     started = time.monotonic()
     answer = gateway.ask(stream=True)
-    assert 0.5 < time.monotonic() - started < 1.9
+    assert 0.5 < time.monotonic() - started < 3.5
     assert answer.body.startswith(ROLE + ONE)
     assert b'"error"' in answer.body
     assert b"[DONE]" not in answer.body
@@ -144,10 +145,10 @@ def test_silence_between_tokens_is_bounded(gateways: Gateways, upstream: FakeBac
 def test_the_whole_is_bounded(gateways: Gateways, upstream: FakeBackend) -> None:
     slowly: list[Step] = [0.1, wire.chunk(ONE)]
     gateway = gateways.variant("impatient")
-    upstream.script = [*begun([ROLE]), *slowly * 80]
+    upstream.script = [*begun([ROLE]), *slowly * 120]
     started = time.monotonic()
     answer = gateway.ask(stream=True)
-    assert 1.8 < time.monotonic() - started < 5
+    assert 3.8 < time.monotonic() - started < 8
     assert b'"error"' in answer.body
     assert upstream.last.peer_closed.wait(2)
 
@@ -218,16 +219,19 @@ def test_an_orderly_end(gateways: Gateways, upstream: FakeBackend) -> None:
     process = gateway.process
     assert process is not None
     try:
-        upstream.script = script(STREAM, pause=0.25)
+        go = threading.Event()
+        upstream.script = [*begun(STREAM[:2]), Until(go), *map(wire.chunk, STREAM[2:]), wire.LAST_CHUNK]
         calls = [gateway.call(stream=True) for _ in range(5)]
         for call in calls:
-            call.until(b"assistant")
+            call.until(b"One")
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         with gateway.call(CHAT) as late:
             refused = late.answer()
         assert refused.status == 503
         assert "error" in refused.json()
+        assert process.poll() is None
+        go.set()
         assert {call.answer().body for call in calls} == {b"".join(STREAM)}
         assert process.wait(15) == 0
     finally:
