@@ -11,10 +11,9 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
 
 from benchmarks.chaos import report
-from benchmarks.chaos.stage import Scene, Stage
+from benchmarks.chaos.stage import Outcome, Scene, Stage
 from benchmarks.overhead import machine
 
 KILLS_PER_SECOND = 3.4
@@ -26,12 +25,11 @@ def main(argv: Sequence[str]) -> int:
     With `everysec` losses are what is shown, and no failure.
     """
     arguments = parser().parse_args(list(argv))
-    signal.signal(signal.SIGTERM, _terminated)
     scene = scene_of(arguments)
     started, clock = datetime.now(UTC), time.monotonic()
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="cs-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    outcome = asyncio.run(Stage(scene, folder, _say).run())
+    outcome = asyncio.run(_staged(scene, folder))
     metadata = {
         "benchmark": "chaos",
         "started": started.strftime("%Y-%m-%d %H:%M UTC"),
@@ -43,6 +41,16 @@ def main(argv: Sequence[str]) -> int:
     ledger = outcome.ledger
     failed = ledger.lost or ledger.duplicates or ledger.wrong or outcome.settled_after is None
     return 1 if failed and scene.fsync == "always" else 0
+
+
+async def _staged(scene: Scene, folder: Path) -> Outcome:
+    """Play it; SIGTERM ends everything that runs."""
+    playing = asyncio.ensure_future(Stage(scene, folder, _say).run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
+    try:
+        return await playing
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def scene_of(arguments: argparse.Namespace) -> Scene:
@@ -84,10 +92,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--engine", type=Path, help="a model's folder: replay on real vLLM engines, and kill those")
     made.add_argument("--seed", type=int, default=1)
     return made
-
-
-def _terminated(signum: int, frame: Any) -> NoReturn:
-    raise SystemExit(128 + signum)
 
 
 def _say(text: str) -> None:

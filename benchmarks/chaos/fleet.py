@@ -43,6 +43,11 @@ class Member:
         """Whether its process runs."""
         return self.life is not None and self.life.poll() is None
 
+    @property
+    def ready(self) -> bool:
+        """Whether its log says that it takes work."""
+        return b"ready: taking" in self.logs[-1].read_bytes()
+
     def last_lines(self, count: int = 12) -> str:
         """The end of its log."""
         return "\n".join(self.logs[-1].read_text(errors="replace").splitlines()[-count:])

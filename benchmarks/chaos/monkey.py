@@ -22,6 +22,8 @@ BLACKHOLE = "network black hole"
 NETWORK = (CUT, BLACKHOLE)
 SHARES: Mapping[str, float] = {WORKER: 6, REFERENCE: 5, ENGINE: 5, PROXY: 3, REDIS: 2, CUT: 2, BLACKHOLE: 2}
 """How often each kind comes, relative to the others. Without Redis nothing is recorded, so it goes more rarely."""
+PATIENCE = 2.0
+"""Seconds that a blow waits for a victim."""
 CUT_SECONDS = (0.1, 2.0)
 
 
@@ -70,12 +72,16 @@ class Monkey:
         return Counter(blow.kind for blow in self.blows)
 
     async def run(self, blows: Sequence[tuple[float, str]]) -> None:
-        """Every blow at its time, or as soon as there is a victim for it; returns when the network is whole again."""
+        """Every blow at its time, or as soon as there is a victim for it, and where there is none for long, another
+        one; returns when the network is whole again.
+        """
         start = time.monotonic()
         for at, kind in blows:
             await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            while not self._strike(kind):  # noqa: ASYNC110 - processes come back without telling
+            while not self._strike(kind):
                 await asyncio.sleep(0.05)
+                if time.monotonic() > start + at + PATIENCE:
+                    kind = self._rng.choice([other for _, other in blows])
         await asyncio.gather(*self._healing)
 
     def _strike(self, kind: str) -> bool:
@@ -92,8 +98,8 @@ class Monkey:
 
     def _strike_inside(self) -> bool:
         """Kill an engine that a reference process runs below itself."""
-        members = self._fleet.of(REFERENCE)
-        engines = [(member, pid) for member in members if member.life is not None for pid in cores(member.life.pid)]
+        ready = [member for member in self._fleet.of(REFERENCE) if member.life is not None and member.ready]
+        engines = [(member, pid) for member in ready if member.life is not None for pid in cores(member.life.pid)]
         if not engines:
             return False
         victim, pid = self._rng.choice(engines)

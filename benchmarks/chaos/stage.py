@@ -150,7 +150,7 @@ class Stage:
         for name, port in self.proxy_ports.items():
             await self._until(answers(f"http://127.0.0.1:{port}/readyz"), name)
         for member in self.fleet.of(WORKER) + self.fleet.of(REFERENCE):
-            await self._until(partial(_ready, member), member.name)
+            await self._until(partial(getattr, member, "ready"), member.name)
 
     async def _countersign(self, kind: str, name: str, command: Sequence[str], port: int = 0) -> None:
         """A process of ours, with relays of its own between it and whatever it talks to."""
@@ -277,7 +277,3 @@ def _nothing() -> None:
 
 def _left(redis: Redis) -> int:
     return int(redis.zcard(OPEN)) + int(redis.scard(UNFOLDED))
-
-
-def _ready(member: Member) -> bool:
-    return b"ready: taking" in member.logs[-1].read_bytes()
