@@ -15,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.chaos import aof, declared, monkey, toy
-from benchmarks.chaos.fleet import Fleet
+from benchmarks.chaos.fleet import REDIS, WORKER, Fleet
 from benchmarks.chaos.nursery import Nursery
 from benchmarks.chaos.relay import Relay
+from benchmarks.chaos.valkey import Valkey
+from benchmarks.demo.processes import free_ports
 from policies import distance, selection
 from policies.checks import Result
+from tests.verifier_pool.rig import wait_until
 from verifier_pool.queue import OUTBOX, units_key, verdict_key
 
 
@@ -94,6 +97,41 @@ def test_the_nursery_starts_kills_and_reports(tmp_path: Path) -> None:
         life = sleeper.life
     assert life is not None
     assert life.poll() == -9
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_what_a_machine_without_power_forgets(tmp_path: Path, power: bool) -> None:
+    (port,) = free_ports(1)
+    with Nursery() as nursery:
+        valkey = Valkey(nursery, port, tmp_path / "valkey", "everysec", power=power)
+        fleet = Fleet(tmp_path, random.Random(1), longest_gap=0.03)
+        member = fleet.add(REDIS, "redis", valkey.start)
+        member.killed = valkey.died
+        wait_until(valkey.answers)
+        with valkey.client() as redis:
+            redis.set("early", 1)
+        valkey.note()
+        time.sleep(1.05)
+        with valkey.client() as redis:
+            redis.set("late", 1)
+        assert fleet.kill(member)
+        time.sleep(0.05)
+        fleet.tend()
+        wait_until(valkey.answers)
+        with valkey.client() as redis:
+            assert redis.exists("early")
+            assert bool(redis.exists("late")) is not power
+
+
+async def test_a_blow_that_finds_no_victim_becomes_another_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(monkey, "PATIENCE", 0.1)
+    monkeypatch.setattr(monkey, "CUT_SECONDS", (0.0, 0.01))
+    async with relayed() as relay:
+        striker = monkey.Monkey(Fleet(tmp_path, random.Random(1)), {"x": relay}, random.Random(1))
+        await striker.run([(0.0, WORKER), (0.0, monkey.CUT), (0.1, monkey.BLACKHOLE)])
+        assert striker.counts.total() == 3
+        assert set(striker.counts) <= set(monkey.NETWORK)
+        assert relay.whole
 
 
 @contextlib.asynccontextmanager
