@@ -16,7 +16,7 @@ import os
 import queue as queues
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
@@ -44,6 +44,8 @@ from verifier_pool.stages import Stages
 
 logger = logging.getLogger(__name__)
 
+BATCH = 64
+"""Jobs taken, or ended, at once: in between, the reference already computes what was taken, and gets more."""
 BATCH_BYTES = 8 * 1024 * 1024
 """Outcomes stored in one transaction, roughly: Redis serves nobody else while it runs."""
 TROUBLE_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -175,7 +177,7 @@ class ReplayLoop(Loop):
             return 0
         if self._alone or self._troubles:
             return 0 if self._flying else 1
-        return self._limits.max_in_flight - len(self._flying)
+        return min(self._limits.max_in_flight - len(self._flying), BATCH)
 
     def _sorted_out(self, flights: Sequence[Flight]) -> tuple[list[Flight], list[Flight]]:
         """Those to begin now, and those that go back to the front of the queue, because each has to run alone."""
@@ -204,6 +206,8 @@ class ReplayLoop(Loop):
 
     def _wait(self) -> None:
         """Until something lands; not for long, because new jobs do not land."""
+        if self._landed:
+            return
         if self._flying:
             self._collect(self.poll)
         elif time.monotonic() < self._not_before:
@@ -220,34 +224,33 @@ class ReplayLoop(Loop):
             return
 
     def _land(self) -> int:
-        """Store what came of the replays that ended; returns how many jobs that were."""
+        """Store what came of replays that ended, of some at least; returns how many jobs that were."""
         self._collect()
         self._judge_canaries()
         if self._unsound:
             self._distrust()
-        count = 0
-        for batch in self._batches():
-            with self.connection.pipeline() as pipeline:
-                for flight, fate in batch:
-                    self._end(flight, fate, pipeline)
-                pipeline.hincrby(self.key, "successful_job_count", len(batch))
-                pipeline.execute()
-            self._over([flight for flight, _ in batch])
-            count += len(batch)
-        return count
+        batch = self._batch()
+        if not batch:
+            return 0
+        with self.connection.pipeline() as pipeline:
+            for flight, fate in batch:
+                self._end(flight, fate, pipeline)
+            pipeline.hincrby(self.key, "successful_job_count", len(batch))
+            pipeline.execute()
+        self._over([flight for flight, _ in batch])
+        return len(batch)
 
-    def _batches(self) -> Iterator[list[tuple[Flight, Fate]]]:
+    def _batch(self) -> list[tuple[Flight, Fate]]:
+        """What landed first, and what becomes of it."""
         batch: list[tuple[Flight, Fate]] = []
         size = 0
-        for flight in list(self._landed):
+        for flight in self._landed:
+            if len(batch) == BATCH or size > BATCH_BYTES:
+                break
             fate = flight.settle(len(RETRY_SECONDS))
             batch.append((flight, fate))
             size += len(flight.packed) if fate is Fate.DONE else 0
-            if size > BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+        return batch
 
     def _over(self, flights: Sequence[Flight]) -> None:
         self._flying.remove(flights)
