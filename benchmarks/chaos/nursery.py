@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -72,10 +72,13 @@ class Born:
 class Nursery:
     """A context manager. Whatever it started is gone when the block is left, or this process dies.
 
-    `environ` is for everything it starts, beside this process's own.
+    Args:
+        environ: for everything it starts, beside this process's own.
+        preloaded: modules that are imported before the first fork.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, preloaded: Sequence[str] = PRELOADED) -> None:
+        self._preloaded = preloaded
         self._environ = ENVIRON | dict(environ or {})
         self._born: dict[int, Born] = {}
         self._pids: list[int] = []
@@ -84,7 +87,7 @@ class Nursery:
     def __enter__(self) -> Nursery:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.chaos.nursery"],
+            [sys.executable, "-m", "benchmarks.chaos.nursery", *self._preloaded],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ | self._environ,
@@ -134,8 +137,8 @@ class Nursery:
 
 
 def main() -> int:
-    """Fork on demand until the input ends."""
-    for module in PRELOADED:
+    """Import the modules that are named, then fork on demand until the input ends."""
+    for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.freeze()
     woken, wakes = os.pipe()

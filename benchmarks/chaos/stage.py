@@ -32,7 +32,7 @@ from benchmarks.demo.processes import ChildError, answers, free_ports
 from verifier_pool.queue import OPEN, UNFOLDED
 
 INTERVAL_MS = 12
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_the_toys_profile_passes_honest_answers_and_no_other_model() -> None:
 
 
 def test_the_nursery_starts_kills_and_reports(tmp_path: Path) -> None:
-    with Nursery() as nursery:
+    with Nursery(preloaded=()) as nursery:
         fleet = Fleet(tmp_path, random.Random(1), longest_gap=0.03)
         sleeper = fleet.add("x", "sleeper", lambda log: nursery.start(None, ["/bin/sleep", "60"], log))
         refused = fleet.add("x", "refused", lambda log: nursery.start("countersign", ["serve", "--config", "/no"], log))
@@ -102,7 +102,7 @@ def test_the_nursery_starts_kills_and_reports(tmp_path: Path) -> None:
 @pytest.mark.parametrize("power", [False, True])
 def test_what_a_machine_without_power_forgets(tmp_path: Path, power: bool) -> None:
     (port,) = free_ports(1)
-    with Nursery() as nursery:
+    with Nursery(preloaded=()) as nursery:
         valkey = Valkey(nursery, port, tmp_path / "valkey", "everysec", power=power)
         fleet = Fleet(tmp_path, random.Random(1), longest_gap=0.03)
         member = fleet.add(REDIS, "redis", valkey.start)
