@@ -15,7 +15,6 @@ import msgspec
 import orjson
 import pytest
 from redis import Redis
-from rq.intermediate_queue import IntermediateQueue
 
 from policies import audit, distance, margin, unit
 from policies.evidence import Evidence, Replay
@@ -27,7 +26,7 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives, together
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import context, fair, jobs, queue, replay_loop, worker
+from verifier_pool import context, fair, jobs, loop, queue, replay_loop, worker
 from verifier_pool.judge import replay_choices
 from verifier_pool.loop import Loop
 from verifier_pool.profiles import name_of
@@ -305,7 +304,7 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
 ) -> None:
     # What a dead worker held is found at once.
     monkeypatch.setattr(Loop, "patience", 0)
-    monkeypatch.setattr(IntermediateQueue, "should_be_cleaned_up", lambda *_: True)
+    monkeypatch.setattr(loop, "STRANDED_SECONDS", -1)
     rules = declared(valkey_url, webhook=WEBHOOK)
     evidence = answer((40, 41), 48, salt=1)
 
@@ -325,8 +324,8 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
         before.add(where(redis, evidence.id))
         pool = ready(redis, rules, ToyReference(), Second())
         for _ in range(3):
-            for loop in (pool.loop, *pool.replaying):
-                loop.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            for each in (pool.loop, *pool.replaying):
+                each.run_maintenance_tasks()  # type: ignore[no-untyped-call]
             pool.serve(burst=True)
         if not context.current().store.decided(evidence.id):
             redis.zadd(OPEN, {evidence.id: 1})
