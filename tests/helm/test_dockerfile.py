@@ -142,3 +142,25 @@ def test_hadolint_has_nothing_to_say() -> None:
         pytest.skip("hadolint has no wheel for this platform")
     report = subprocess.run([binary, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False)
     assert (report.returncode, report.stdout) == (0, "")
+
+
+LEAN = """
+import importlib, sys
+for name in ("vllm", "torch", "transformers", "triton", "openai", "matplotlib"):
+    sys.modules[name] = None  # importing it fails
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from policies.settings import ReferenceSettings
+from verifier_pool.reference import open_reference
+open_reference("m", ReferenceSettings(kind="vllm_http", url="http://127.0.0.1:9")).close()
+"""
+
+
+def test_what_runs_in_the_proxy_image_needs_no_engine() -> None:
+    """The proxy, CPU workers, references of kind vllm_http, the webhook sender, probes and the operator's commands."""
+    operators = [name for name, _ in countersign.COMMANDS.values() if name.startswith(("proxy.", "verifier_pool."))]
+    modules = [*operators, "verifier_pool.jobs", "verifier_pool.replay_loop", "verifier_pool.webhooks"]
+    command = [sys.executable, "-c", LEAN, *modules, "verifier_pool.ready"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verifier_pool.worker" in modules
