@@ -9,7 +9,8 @@
 | `ids` | our reference's form `ids`: the claimed ids of the output rows alone |
 | `prefill` | the same prompt and no logprobs: the floor |
 
-`flat` and `ids` go through `Reference.submit`, so what is timed is what occupies the reference in service.
+`flat` and `ids` go through `Reference.submit`, so what is timed is what occupies the reference in service. Nothing is
+turned into text anywhere: a server's `worker` and `dicts` also decode every top-k token, which is more than the rest.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ class Arms:
             min_tokens=request.output_len if request.at_least else 0,
             ignore_eos=True,
             logprobs=logprobs,
+            detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -195,6 +197,7 @@ class Arms:
             temperature=0.0,
             max_tokens=1,
             prompt_logprobs=prompt_logprobs,
+            detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
