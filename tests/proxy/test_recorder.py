@@ -23,7 +23,6 @@ from proxy.recorder import Recorder
 from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
-from verifier_pool import RQ_PREFIX
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OUTBOX,
@@ -130,7 +129,6 @@ def _waits(client: redis.Redis, backend: str, count: int, at: float | None = Non
     for n in range(count):
         id = f"{backend}-{n}"
         client.zadd(waiting_key(backend), {id: time.time() if at is None else at})
-        client.rpush(f"{RQ_PREFIX}:queue:{VERIFY_QUEUE}", id)
 
 
 def _shed(valkey: Valkey, client: redis.Redis, names: str, each: int, **rules: int) -> Counter[str]:
@@ -165,6 +163,7 @@ def test_nothing_is_shed_below_half_the_limit(valkey: Valkey, client: redis.Redi
 
 def test_a_flood_costs_its_own_backend(valkey: Valkey, client: redis.Redis) -> None:
     _waits(client, "b1", 90)
+    _waits(client, "b2", 1)  # alone, b1 would have the whole queue for its share, and chance a say in its first answer
     shed = _shed(valkey, client, "12", 20, max_backlog=100)
     assert shed["b1"] == 20
     assert shed["b2"] == 0
