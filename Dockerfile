@@ -21,7 +21,8 @@ RUN python -m venv /opt/countersign \
  && wheel="$(echo /wheels/countersign-*.whl)" \
  && /opt/countersign/bin/pip install --no-cache-dir "${wheel}[embedded]"
 
-# Serves the API. No torch, no compiler, no source.
+# Serves the API, or is any worker that needs no engine: `worker --only verify`, `--only webhooks`, or a reference of
+# kind vllm_http (run those with --no-healthcheck). No torch, no compiler, no source.
 FROM ${PYTHON_IMAGE} AS proxy
 ENV PATH=/opt/countersign/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -38,7 +39,7 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
 ENTRYPOINT ["countersign"]
 CMD ["serve"]
 
-# Replays and judges. vLLM, torch and CUDA come from the base, at the versions it was built with.
+# Replays, on a GPU; `worker` alone also judges. vLLM, torch and CUDA come from the base, at the versions it was built with.
 FROM ${VLLM_IMAGE} AS verifier
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONDONTWRITEBYTECODE=1 \
