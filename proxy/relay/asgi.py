@@ -56,10 +56,12 @@ async def answer_error(send: Send, error: ApiError, headers: Sequence[tuple[byte
     await answer_json(send, error.status, error.body(), [*headers, *again])
 
 
-async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:
+async def refuse_body(
+    receive: Receive, send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Answer before the body was read. Closing at once would reset the connection and lose the answer, so what
     the client is still sending is thrown away for a moment."""
-    await answer_json(send, error.status, error.body(), [(b"connection", b"close")], more=True)
+    await answer_json(send, error.status, error.body(), [*headers, (b"connection", b"close")], more=True)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):

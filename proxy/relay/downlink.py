@@ -35,13 +35,21 @@ class Downlink:
         # Without comments there is only one writer.
         self._turn = asyncio.Lock() if keepalive else None
         self._spoke = asyncio.get_running_loop().time()
+        self._events = True
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head, unless a keep-alive comment had to."""
         if self.status:
             return
         self.status = status
+        self._events = any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+        )
         await self._clock.waiting(self._say({"type": "http.response.start", "status": status, "headers": headers}))
+
+    def hush(self) -> None:
+        """The answer turns out to be no stream: no comments, unless the client has been promised one."""
+        self._events = self.pinged
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes; `last` ends the answer."""
@@ -67,13 +75,13 @@ class Downlink:
     async def _ping(self, headers: Callable[[Headers], Headers]) -> None:
         loop = asyncio.get_running_loop()
         assert self._turn is not None
-        while not self.delivered:
+        while self._events and not self.delivered:
             left = self._spoke + self._keepalive - loop.time()
             if left > 0:
                 await asyncio.sleep(left)
                 continue
             async with self._turn:
-                if self.delivered or self._spoke + self._keepalive > loop.time():
+                if self.delivered or not self._events or self._spoke + self._keepalive > loop.time():
                     continue
                 if not self.status:
                     self.status, self.pinged = 200, True

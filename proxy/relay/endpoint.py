@@ -44,10 +44,10 @@ class RelayEndpoint:
             except ClientLeft:
                 return
             except RequestTooLarge as error:
-                await refuse_body(receive, send, error)
+                await refuse_body(receive, send, error, names.echoed(headers))
                 return
             except ApiError as error:
-                await answer_error(send, error, _closing(services))
+                await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
                 return
             await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
         finally:

@@ -67,6 +67,11 @@ def _request_ids(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     return {name: value for name in _REQUEST_IDS if _REQUEST_ID.fullmatch(value := headers.get(name, b""))}
 
 
+def echoed(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """The names a client gave its request, for an answer to it."""
+    return list(_request_ids(headers).items())
+
+
 def with_request_ids(
     raw: list[tuple[bytes, bytes]], asked: Mapping[bytes, bytes], ours: str
 ) -> list[tuple[bytes, bytes]]:

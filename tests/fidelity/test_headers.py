@@ -39,6 +39,14 @@ def test_the_upstreams_request_id_comes_back(gateway: Gateway, upstream: FakeBac
     assert gateway.ask().header("x-request-id")
 
 
+@pytest.mark.cases(52)
+def test_errors_name_the_request_too(gateway: Gateway, upstream: FakeBackend) -> None:
+    upstream.script = [Close()]
+    named = {"x-request-id": "mine-8"}
+    wrong = gateway.ask(headers=named, raw=b"{"), gateway.ask(headers=named, model="nobody"), gateway.ask(headers=named)
+    assert [answer.all("x-request-id") for answer in wrong] == [["mine-8"]] * 3
+
+
 @pytest.mark.cases(53)
 @pytest.mark.parametrize("path", PATHS)
 def test_keys_stay_on_their_side(gateway: Gateway, upstream: FakeBackend, path: str) -> None:

@@ -80,6 +80,19 @@ def test_no_comments_in_what_is_no_stream(gateways: Gateways, upstream: FakeBack
 
 
 @pytest.mark.cases(61)
+@pytest.mark.parametrize("kind", ["text/html", "application/json"])
+def test_no_comments_in_a_page_that_comes_slowly(gateways: Gateways, upstream: FakeBackend, kind: str) -> None:
+    gateway = gateways.variant("keepalive")
+    half = len(BODY) // 2
+    head = wire.head(200, kind, f"content-length: {len(BODY)}")
+    upstream.script = [head, BODY[:half], 0.05, BODY[half:-1], 0.05, BODY[-1:]]
+    assert gateway.ask(stream=True).body == BODY
+    if kind == "text/html":
+        upstream.script = [head, BODY[:half], 0.6, BODY[half:]]
+        assert gateway.ask(stream=True).body == BODY
+
+
+@pytest.mark.cases(61)
 def test_no_comments_where_none_are_wanted(gateway: Gateway, upstream: FakeBackend) -> None:
     upstream.script = [0.8, *script(STREAM)]
     assert gateway.ask(stream=True).body == b"".join(STREAM)
