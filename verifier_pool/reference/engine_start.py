@@ -52,7 +52,7 @@ def prepare_environment() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # What the lifeline inside the engine looks at.
-    os.environ["COUNTERSIGN_ENGINE_OWNER"] = str(os.getpid())
+    os.environ["VERIFIER_ENGINE_OWNER"] = str(os.getpid())
 
 
 def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

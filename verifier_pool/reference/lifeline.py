@@ -13,8 +13,9 @@ import signal
 import threading
 import time
 
-OWNER = "COUNTERSIGN_ENGINE_OWNER"
-"""Environment variable: id of the process that started the engine."""
+OWNER = "VERIFIER_ENGINE_OWNER"
+"""Environment variable: id of the process that started the engine. Not `COUNTERSIGN_…`: those are settings, also of the
+processes that a worker starts."""
 
 POLL_SECONDS = 1.0
 

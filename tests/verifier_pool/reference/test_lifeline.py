@@ -16,7 +16,7 @@ CORE = (
     f"subprocess.Popen([sys.executable, '-c', {WORKER!r}]); time.sleep(60)"
 )
 OWNER = (
-    "import os, subprocess, sys, time; os.environ['COUNTERSIGN_ENGINE_OWNER'] = str(os.getpid()); "
+    "import os, subprocess, sys, time; os.environ['VERIFIER_ENGINE_OWNER'] = str(os.getpid()); "
     "subprocess.Popen([sys.executable, '-c', {!r}]); time.sleep(60)"
 )
 
@@ -58,7 +58,7 @@ def test_an_owner_that_lives_keeps_it() -> None:
         [sys.executable, "-c", WORKER],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"COUNTERSIGN_ENGINE_OWNER": str(os.getpid())},
+        env=os.environ | {"VERIFIER_ENGINE_OWNER": str(os.getpid())},
     )
     try:
         assert child.stdout is not None
@@ -75,7 +75,7 @@ def test_nobody_elses_end_matters(owner: str) -> None:
         [sys.executable, "-c", WORKER],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"COUNTERSIGN_ENGINE_OWNER": owner},
+        env=os.environ | {"VERIFIER_ENGINE_OWNER": owner},
     )
     try:
         assert child.stdout is not None
