@@ -79,7 +79,7 @@ def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
 def command(scene: Scene) -> str:
     """The command line of a scene."""
     size = f"--proxies {scene.proxies} --workers {scene.workers} --references {scene.references}"
-    time = f"--seconds {scene.seconds:g} --kills {scene.kills} --clients {scene.clients} --seed {scene.seed}"
+    time = f"--seconds {scene.seconds:g} --settle {scene.settle:g} --kills {scene.kills} --clients {scene.clients} --seed {scene.seed}"
     power = " --power" if scene.power else ""
     power += f" --engine {Path(scene.engine).name}" if scene.engine else ""
     return f"countersign bench chaos {size} --models {' '.join(scene.models)} {time} --fsync {scene.fsync}{power}"
@@ -124,19 +124,30 @@ def write(outcome: Outcome, metadata: Mapping[str, Any], output: Path) -> str:
     page = text(outcome, metadata)
     output.with_suffix(".md").write_text(page)
     head = {"metadata": dict(metadata), "exits": outcome.exits, "lives": outcome.lives, "redis": outcome.redis}
+    began = min([blow.at for blow in outcome.blows] + [row["sent"] for row in outcome.ledger.rows], default=0.0)
     blows = [
-        _compact({"blow": blow.kind, "at": blow.at, "victim": blow.victim, "seconds": blow.seconds})
+        _compact({"blow": blow.kind, "at": blow.at - began, "victim": blow.victim, "seconds": blow.seconds})
         for blow in outcome.blows
     ]
+    rows = [_row(row, began) for row in outcome.ledger.rows]
     with output.with_suffix(".jsonl").open("wb") as file:
-        for line in (head, *blows, *map(_compact, outcome.ledger.rows)):
+        for line in (head, *blows, *rows):
             file.write(orjson.dumps(line) + b"\n")
     return page
+
+
+def _row(row: Mapping[str, Any], began: float) -> dict[str, Any]:
+    """A request: `at` in seconds from the beginning, `took` as its client saw it; what is empty is left out."""
+    times = {"at": row["sent"] - began, "took": row["ended"] - row["sent"]}
+    return _compact({"n": row["number"], **times} | {k: v for k, v in row.items() if k not in _TIMES})
+
+
+_TIMES = ("number", "sent", "ended")
 
 
 def _compact(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: round(value, 3) if isinstance(value, float) else value
         for key, value in row.items()
-        if value not in ("", None, False)
+        if value is not None and value is not False and value != ""
     }

@@ -19,7 +19,7 @@ METADATA = {"started": "2026-01-01 00:00 UTC", "machine": {"cpu": "x", "cores": 
 
 def outcome(scene: Scene) -> Outcome:
     ledger = Ledger(asked=3, sent=2, accepted=2, lost=["x: accepted, and there is no verdict"])
-    ledger.rows = [{"number": 1, "id": "", "sent": 1.23456, "stream": True, "aborted": False}]
+    ledger.rows = [{"number": 1, "id": "", "sent": 2.23456, "ended": 3.0, "stream": True, "aborted": False}]
     return Outcome(
         scene,
         ledger,
@@ -40,8 +40,8 @@ def test_the_page_names_what_is_lost_and_the_lines_hold_everything(tmp_path: Pat
         assert part in page
     head, blow, row = map(orjson.loads, (tmp_path / "r.jsonl").read_bytes().splitlines())
     assert head["metadata"] == METADATA
-    assert blow == {"blow": "worker", "at": 1.0, "victim": "worker-1"}
-    assert row == {"number": 1, "sent": 1.235, "stream": True}
+    assert blow == {"blow": "worker", "at": 0.0, "victim": "worker-1"}
+    assert row == {"n": 1, "at": 1.235, "took": 0.765, "stream": True}
 
 
 @pytest.mark.parametrize("scene", [Scene(), Scene(models=("toy", "toy-1"), fsync="everysec", power=True, seconds=7)])
