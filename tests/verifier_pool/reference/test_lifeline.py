@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from policies._sections import PREFIX
+from verifier_pool.reference import lifeline
+
 WORKER = "import time, verifier_pool.reference.lifeline; print(__import__('os').getpid(), flush=True); time.sleep(60)"
 CORE = (
     "import os, subprocess, sys, time; print(os.getpid(), flush=True); "
@@ -84,3 +87,8 @@ def test_nobody_elses_end_matters(owner: str) -> None:
     finally:
         child.kill()
         child.communicate()
+
+
+def test_the_owners_variable_is_no_setting() -> None:
+    # It is inherited by every process that a worker starts, and those read settings from their environment.
+    assert not lifeline.OWNER.startswith(PREFIX)
