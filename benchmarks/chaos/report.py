@@ -79,10 +79,11 @@ def text(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
 def command(scene: Scene) -> str:
     """The command line of a scene."""
     size = f"--proxies {scene.proxies} --workers {scene.workers} --references {scene.references}"
-    time = f"--seconds {scene.seconds:g} --settle {scene.settle:g} --kills {scene.kills} --clients {scene.clients} --seed {scene.seed}"
+    time = f"--seconds {scene.seconds:g} --settle {scene.settle:g} --kills {scene.kills}"
+    more = f"--clients {scene.clients} --seed {scene.seed} --fsync {scene.fsync}"
     power = " --power" if scene.power else ""
     power += f" --engine {Path(scene.engine).name}" if scene.engine else ""
-    return f"countersign bench chaos {size} --models {' '.join(scene.models)} {time} --fsync {scene.fsync}{power}"
+    return f"countersign bench chaos {size} --models {' '.join(scene.models)} {time} {more}{power}"
 
 
 def _sums(outcome: Outcome) -> list[str]:
