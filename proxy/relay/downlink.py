@@ -43,7 +43,7 @@ class Downlink:
             return
         self.status = status
         self._events = any(
-            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+            name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers
         )
         await self._clock.waiting(self._say({"type": "http.response.start", "status": status, "headers": headers}))
 

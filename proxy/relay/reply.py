@@ -78,7 +78,7 @@ class Reply:
         self._blame(response.status)
         self._decoder = decoder_for(names.first(response.headers, b"content-encoding"))
         tap = self._open_tap(response, prepared)
-        kind = tap.content_type or names.first(response.headers, b"content-type").decode("latin-1")
+        kind = (tap.content_type or names.first(response.headers, b"content-type").decode("latin-1")).lower()
         if kind and not kind.startswith("text/event-stream"):
             self.down.hush()
         if response.status >= 300:
