@@ -94,6 +94,15 @@ class OurJob(Job):
 class _Taken(IntermediateQueue):
     """What was taken and is not begun; rq gives it a minute."""
 
+    def set_first_seen(self, job_id: str) -> bool:
+        # rq remembers it for a day, and would take a retry for stranded that is just being begun.
+        key = self.get_first_seen_key(job_id)
+        return bool(self.connection.set(key, now().timestamp(), nx=True, ex=8 * STRANDED_SECONDS))
+
+    def remove(self, job_id: str) -> None:
+        super().remove(job_id)
+        self.connection.delete(self.get_first_seen_key(job_id))
+
     def should_be_cleaned_up(self, job_id: str) -> bool:
         since = self.get_first_seen(job_id)
         return since is not None and (now() - since).total_seconds() > STRANDED_SECONDS

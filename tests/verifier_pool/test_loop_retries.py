@@ -75,7 +75,11 @@ def test_a_job_that_was_taken_and_never_begun_comes_again_in_seconds(redis: Redi
     worker = rig.worker(redis, rules).loop
     worker.clean_registries()  # type: ignore[no-untyped-call]
     assert queue.scheduled_job_registry.get_job_ids(cleanup=False) == []
-    redis.set(queue.intermediate_queue.get_first_seen_key(ID), time.time() - STRANDED_SECONDS - 1)
+    seen = queue.intermediate_queue.get_first_seen_key(ID)
+    assert 0 < redis.ttl(seen) <= 8 * STRANDED_SECONDS
+    redis.set(seen, time.time() - STRANDED_SECONDS - 1)
     worker.clean_registries()  # type: ignore[no-untyped-call]
     assert queue.scheduled_job_registry.get_job_ids(cleanup=False) == [ID]
     assert queue.intermediate_queue.get_job_ids() == []
+    # Its retry is another taking, and has its own time.
+    assert not redis.exists(seen)
