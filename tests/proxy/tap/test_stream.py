@@ -120,9 +120,9 @@ def test_chunks_come_at_once() -> None:
 def test_one_megabyte_in_single_bytes() -> None:
     body = chunk(choice(content="x" * 1_000_000))
     tap = stream_tap()
-    began = time.perf_counter()
+    began = time.process_time()
     out = b"".join([tap.feed(body[at : at + 1]) for at in range(len(body))])
-    assert time.perf_counter() - began < 15
+    assert time.process_time() - began < 15
     assert out == chunk(choice(content="x" * 1_000_000) | HIDDEN)
 
 
