@@ -23,7 +23,8 @@ NETWORK = (CUT, BLACKHOLE)
 SHARES: Mapping[str, float] = {WORKER: 6, REFERENCE: 5, ENGINE: 5, PROXY: 3, REDIS: 2, CUT: 2, BLACKHOLE: 2}
 """How often each kind comes, relative to the others. Without Redis nothing is recorded, so it goes more rarely."""
 PATIENCE = 2.0
-"""Seconds that a blow waits for a victim."""
+LOADING = 60.0
+"""Seconds that a blow waits for a victim, and for a real engine that still loads."""
 CUT_SECONDS = (0.1, 2.0)
 
 
@@ -80,7 +81,8 @@ class Monkey:
             await asyncio.sleep(max(0.0, start + at - time.monotonic()))
             while not self._strike(kind):
                 await asyncio.sleep(0.05)
-                if time.monotonic() > start + at + PATIENCE:
+                loading = kind == ENGINE and not self._fleet.of(ENGINE)
+                if time.monotonic() > start + at + (LOADING if loading else PATIENCE):
                     kind = self._rng.choice([other for _, other in blows])
         await asyncio.gather(*self._healing)
 
