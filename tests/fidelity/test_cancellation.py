@@ -32,7 +32,7 @@ def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
 
 def _seconds_until_closed(upstream: FakeBackend, call: Call, *, reset: bool) -> float:
     left = call.leave(reset=reset)
-    assert upstream.last.peer_closed.wait(5), "the upstream connection was not closed"
+    assert upstream.last.peer_closed.wait(2), "the upstream connection was not closed"
     return upstream.last.peer_closed_at - left
 
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fidelity.gateway import Gateway, Gateways
@@ -147,10 +147,13 @@ def _by_choice(body: bytes, end: bytes) -> dict[int, list[bytes]]:
     return found
 
 
-EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+# Shrinking over the network takes minutes; what failed is printed as it was.
+OVER_HTTP = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 
 
-@EXAMPLES
+@settings(OVER_HTTP, max_examples=150)
 @given(data=st.data())
 def test_the_clients_view_is_the_backends_own(named: Gateway, upstream: FakeBackend, data: st.DataObject) -> None:
     generation = data.draw(mutated(data.draw(st.sampled_from(GENERATIONS))))
@@ -162,7 +165,7 @@ def test_the_clients_view_is_the_backends_own(named: Gateway, upstream: FakeBack
     assert answer.whole
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OVER_HTTP, max_examples=60)
 @given(
     data=st.data(),
     end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -189,7 +192,7 @@ def test_however_it_is_spelled_and_cut(
     _assert_same(body, spelled(request), generation, end * 2)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OVER_HTTP, max_examples=40)
 @given(data=st.data())
 def test_up_to_where_the_backend_broke_off(named: Gateway, upstream: FakeBackend, data: st.DataObject) -> None:
     generation = data.draw(mutated(data.draw(st.sampled_from(STREAMS))))

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fidelity.frames import BODY, DONE, FINISH, ONE, ROLE, STREAM, TWO, chat
@@ -38,7 +38,7 @@ def _as_it_is(gateway: Gateway, upstream: FakeBackend, data: bytes) -> None:
 
 
 @pytest.mark.cases(13)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(cuts=st.lists(st.integers(1, len(SHORT) - 1), max_size=12), end=st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_cut_anywhere(gateway: Gateway, upstream: FakeBackend, cuts: list[int], end: bytes) -> None:
     data = SHORT.replace(b"\n", end)

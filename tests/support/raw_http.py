@@ -42,7 +42,10 @@ class Answer:
 
     def json(self) -> Any:
         """The body as JSON."""
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise AssertionError(f"the body is no JSON: {self.body[:200]!r}") from error
 
 
 class Call:
