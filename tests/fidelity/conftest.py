@@ -31,12 +31,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--model", default=MODEL, help="name of the model there")
     group.addoption("--client-key", default=CLIENT_KEY, help="key it takes")
     group.addoption("--variant", action="append", default=[], metavar="NAME=URL", help="the same, set up otherwise")
+    group.addoption("--cases", action="store_true", help="say of each case how many of its tests failed")
     group.addoption("--gateway-pid", type=int, help="its process, for memory and signals")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", "cases(*numbers): the fidelity cases that a test covers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Reports know the cases of their tests."""
+    for item in items:
+        item.user_properties += [("cases", mark.args) for mark in item.iter_markers("cases")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How each case came out, where somebody wants to know."""
+    if not config.getoption("--cases", False):
+        return
+    outcomes: dict[int, list[bool]] = {}
+    for word in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(word, []):
+            for name, numbers in report.user_properties:
+                for number in numbers if name == "cases" else ():
+                    outcomes.setdefault(number, []).append(word == "passed")
+    kept = sum(all(passed) for passed in outcomes.values())
+    terminalreporter.section(f"{kept} of {len(outcomes)} fidelity cases hold")
+    for number, passed in sorted(outcomes.items()):
+        if not all(passed):
+            terminalreporter.write_line(f"case {number}: {passed.count(False)} of {len(passed)} tests fail")
 
 
 @pytest.fixture(scope="session")

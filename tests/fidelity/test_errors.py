@@ -26,10 +26,21 @@ def _last_event(answer: Answer) -> tuple[str, dict[str, object]]:
     return kind, parsed
 
 
-@pytest.mark.cases(41, 42)
+@pytest.mark.cases(42)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("status", STATUSES)
+def test_statuses_stay_what_they_are(gateway: Gateway, upstream: FakeBackend, path: str, stream: bool) -> None:
+    seen = []
+    for status in STATUSES:
+        upstream.script = [wire.whole(ERROR, status)]
+        seen.append(gateway.ask(path, stream=stream).status)
+    assert seen == list(STATUSES)
+
+
+@pytest.mark.cases(41)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
 def test_a_refusal_keeps_status_and_body(
     gateway: Gateway, upstream: FakeBackend, status: int, path: str, stream: bool
 ) -> None:
