@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 import time
@@ -163,6 +164,7 @@ def test_what_was_served_until_the_client_left_is_recorded(gateway: Gateway, ups
     (evidence,) = gateway.evidence(call.head())
     assert (evidence.text, evidence.complete) == ("One two", False)
     assert "client_left" in evidence.faults
+    assert evidence.shown_sha256 == hashlib.sha256(b"".join(STREAM[:3])).hexdigest()
 
 
 @pytest.mark.cases(12)

@@ -18,7 +18,8 @@ from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Script, Until
 from verifier_pool.queue import OPEN
 
-_AT_ONCE = 0.1
+# A busy machine is late now and then; that it is less than 0.1 s otherwise is held by tests/fidelity.
+_AT_ONCE = 0.3
 
 
 def _request(rig: Rig, **fields: object) -> socket.socket:
