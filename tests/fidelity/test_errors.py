@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from tests.fidelity.frames import BODIES, BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAM, STREAMS, TWO, begun, script
 from tests.fidelity.gateway import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Gateway, Gateways
@@ -247,3 +249,39 @@ def test_refused_requests_do_not_shut_a_backend_out(gateway: Gateway, upstream: 
     upstream.script = script((ROLE, TWO, FINISH, DONE))
     answer = gateway.ask(stream=True)
     assert (answer.status, answer.body) == (200, b"".join((ROLE, TWO, FINISH, DONE)))
+
+
+HEADS = st.sampled_from([b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 500 X\r\n", b"HTTP/1.0 200 OK\r\n", b"HTTP/2 200\r\n", b""])
+ROWS = st.sampled_from(
+    [
+        b"content-type: text/event-stream\r\n",
+        b"content-type: application/json\r\n",
+        b"content-length: 20\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 5\r\ncontent-length: 7\r\n",
+        b"transfer-encoding: chunked\r\n",
+        b"transfer-encoding: gzip\r\n",
+        b"content-encoding: gzip\r\n",
+        b"x-\xff: \x00\r\n",
+        b"no colon\r\n",
+        b"\r\n",
+    ]
+)
+PIECES = st.lists(HEADS | ROWS | st.binary(max_size=30) | st.sampled_from(STREAM).map(wire.chunk), max_size=8)
+
+
+@pytest.mark.cases(43, 45)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@given(pieces=PIECES, stream=st.booleans(), path=st.sampled_from(PATHS))
+def test_rubbish_never_looks_like_an_answer(
+    gateway: Gateway, upstream: FakeBackend, pieces: list[bytes], stream: bool, path: str
+) -> None:
+    upstream.script = [b"".join(pieces) or b"\r\n", Close()]
+    answer = gateway.ask(path, stream=stream)
+    assert answer.status >= 200
+    if answer.header("content-type") == "application/json":
+        assert answer.whole
+    if answer.status >= 500 and not b"".join(pieces).startswith(b"HTTP/1.1 500"):
+        assert "error" in answer.json()
+    if b"[DONE]" not in b"".join(pieces):
+        assert b"[DONE]" not in answer.body
