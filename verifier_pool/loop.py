@@ -97,7 +97,7 @@ class _Taken(IntermediateQueue):
     def set_first_seen(self, job_id: str) -> bool:
         # rq remembers it for a day, and would take a retry for stranded that is just being begun.
         key = self.get_first_seen_key(job_id)
-        return bool(self.connection.set(key, now().timestamp(), nx=True, ex=8 * STRANDED_SECONDS))
+        return bool(self.connection.set(key, now().timestamp(), nx=True, ex=REMEMBERED_SECONDS))
 
     def remove(self, job_id: str) -> None:
         super().remove(job_id)
@@ -363,3 +363,4 @@ class Loop(SimpleWorker):
             self.register_death()  # type: ignore[no-untyped-call]
         except RedisError:
             logger.warning("Redis is gone; this worker's record there expires by itself")
+REMEMBERED_SECONDS = 8 * STRANDED_SECONDS

@@ -64,7 +64,8 @@ def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed
 def declaring(settings: Settings, *, first: bool = True, second: bool = False) -> Settings:
     """The settings with a reference of the toy model, and a second one."""
     reference = {"kind": "vllm_http", "url": "http://127.0.0.1:9"}
-    tree = settings.models["toy"].model_dump(exclude_unset=True)
+    known = settings.models.get("toy")
+    tree = known.model_dump(exclude_unset=True) if known else {}
     tree |= {"reference": reference} if first else {}
     tree |= {"second_reference": reference, "second_profile": "unread"} if second else {}
     return settings.model_copy(update={"models": settings.models | {"toy": ModelSettings.model_validate(tree)}})
