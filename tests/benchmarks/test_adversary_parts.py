@@ -190,7 +190,7 @@ def test_derived_settings_share_the_store_and_name_every_attack(monkeypatch: pyt
                 }
             ],
             "webhook": {"url": "http://hook:1", "secret": "whsec_c2VjcmV0"},
-            "verification": {"mode": "inline", "on_reject": "block", "evidence_ttl": 77},
+            "verification": {"mode": "inline", "on_reject": "block", "evidence_ttl": 77, "replay_wait": 7},
             "audit": {"secret": "the-audit-secret"},
         }
     )

@@ -116,3 +116,16 @@ backends:
     assert (settings.standing_of("strict").alpha, settings.standing_of("strict").trusted_after) == (0.05, 7)
     with pytest.raises(SettingsError, match=r"backends\.0\.alpha"):
         parse_settings("models: {m: {}}\nbackends: [{name: b, url: 'http://x', model: m, alpha: 0}]", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("verification: {evidence_ttl: 600, replay_wait: 600}", "replay_wait"),
+        ("verification: {evidence_ttl: 100}", "replay_wait"),
+        ("verification: {evidence_ttl: 4000, verdict_ttl: 3999}", "verdict_ttl"),
+    ],
+)
+def test_lifetimes_that_lose_verdicts_are_refused(text: str, named: str) -> None:
+    with pytest.raises(SettingsError, match=f"verification.*{named}"):
+        parse_settings(text, {})
