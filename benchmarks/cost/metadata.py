@@ -11,6 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cost import shape
+from benchmarks.cost.rows import unplaced
+from benchmarks.cost.usage import first_gpu
 from benchmarks.overhead import machine
 from policies.errors import CountersignError
 from policies.settings import ReferenceSettings
@@ -29,10 +32,10 @@ class Metadata:
         self._path = path
         known: dict[str, Any] = {"benchmark": "cost", "runs": []}
         if path.exists():
-            known = json.loads(path.read_text())
+            known = load(path)
         what = {
             "model": os.path.basename(os.path.normpath(str(settings.path))),
-            "engine": settings.engine,
+            "engine": unplaced(settings.engine),
             "top_k": options.top_k,
             "seed": options.seed,
             "runtime": options.runtime,
@@ -47,11 +50,11 @@ class Metadata:
         shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         shown["load"] = [load.name for load in options.load]
         shown.pop("output_dir"), shown.pop("report")
-        if settings.engine.get("load_format") != "dummy":
-            shown["model"] = what["model"]  # folders are nobody's business
+        if not options.model.startswith(shape.PREFIX):
+            shown["model"] = what["model"]
         self._run: dict[str, Any] = {
             "began": began,
-            "arguments": shown,
+            "arguments": unplaced(shown),
             "machine": machine.describe() | {"gpu": _gpu()},
             "engine_packages": {name: found for name in PACKAGES if (found := _version(name))},
         }
@@ -76,7 +79,21 @@ class Metadata:
         self._write()
 
     def _write(self) -> None:
-        self._path.write_text(json.dumps(self._known, indent=1) + "\n")
+        # Renamed into place: a killed run leaves the whole file, old or new.
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(self._known, indent=1) + "\n")
+        part.replace(self._path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What the file says. Raises CountersignError for a damaged one."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+        raise CountersignError(f"{path} is damaged")
+    return found
 
 
 def _version(name: str) -> str | None:
@@ -90,6 +107,6 @@ def _gpu() -> str | None:
     binary = shutil.which("nvidia-smi")
     if binary is None:
         return None
-    command = [binary, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader", "-i", "0"]
+    command = [binary, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader", "-i", first_gpu()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout.strip() or None

@@ -96,10 +96,10 @@ def left(tasks: Iterable[Task], done: Collection[Task]) -> list[Task]:
 
 def lengths(text: str) -> list[int]:
     """`"128 512"` or `"128,512"` as numbers. Raises ValueError for anything but positive integers."""
-    found = [int(part) for part in re.split(r"[\s,]+", text.strip()) if part]
-    if not found or min(found) < 1:
-        raise ValueError("positive lengths, such as '128 512'")
-    return found
+    parts = [part for part in re.split(r"[\s,]+", text) if part]
+    if not parts or not all(re.fullmatch(r"\+?0*[1-9][0-9]{0,8}", part) for part in parts):
+        raise ValueError(f"lengths above 0, such as '128 512', not {text!r}")
+    return [int(part) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from benchmarks.cost import summary
 from benchmarks.cost.at_load import load_text
 from benchmarks.cost.in_pool import pool_text
 from benchmarks.cost.markdown import crossed, figure, table
+from benchmarks.cost.metadata import load as load_metadata
 from benchmarks.cost.plan import DICTS, FLAT, IDS, PREFILL, WORKER
 from benchmarks.cost.rows import GRID, LOAD, POOL, Row, read
 from benchmarks.cost.summary import Grid, Times, lengths_of, ratio, ratio_interval
@@ -30,7 +31,7 @@ def write(folder: Path, *, plots: bool = True) -> tuple[str, int]:
     """Write the report of a folder's rows; returns its text and how many rows hold errors.
 
     Raises:
-        ValueError: a file of rows is damaged.
+        CountersignError: a file of rows or the metadata is damaged.
     """
     rows, load, pool = (read(folder / name) for name in (GRID, LOAD, POOL))
     cells = summary.grid(rows)
@@ -41,7 +42,7 @@ def write(folder: Path, *, plots: bool = True) -> tuple[str, int]:
 
         drawn = draw(folder, cells, pool)
     path = folder / "metadata.json"
-    metadata = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    metadata = load_metadata(path) if path.exists() else {"runs": []}
     text = page(cells, rows, load, pool, metadata, drawn)
     (folder / "summary.md").write_text(text)
     failed = sum(each.failed for times in cells.values() for each in times.values())

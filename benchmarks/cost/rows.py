@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cost.plan import WORKER, Task
+from policies.errors import CountersignError
 
 GRID = "latency_raw.jsonl"
 LOAD = "load_raw.jsonl"
 POOL = "pool_raw.jsonl"
 
 Row = dict[str, Any]
+
+_COLUMNS = {
+    GRID: {"input_len", "output_len", "arm", "iter", "worker_total_s", "verifier_total_s", "error"},
+    LOAD: {"load", "arm", "iter", "requests", "tokens", "output_tokens", "seconds", "error"},
+    POOL: {"phase", "share", "error"},
+}
+_PATH = re.compile(r"""(?:file://|(?<![\w/:.~])~?)(?:/[^\s/:'",;()<>\[\]]+){2,}/?""")
 
 
 class Rows:
@@ -26,6 +35,7 @@ class Rows:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row and see that it is on disk: the next run may kill the machine."""
+        row = {**row, **({"error": unplaced(row["error"])} if "error" in row else {})}
         with self.path.open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
@@ -36,18 +46,30 @@ class Rows:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file; none when there is no such file. Raises ValueError when a whole line is no JSON object."""
+    """The rows of a file; none when there is no such file. Raises CountersignError when a whole line is no row."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     rows = []
     for number, line in enumerate(lines[:-1], 1):
-        row = json.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{path.name}, line {number}: no JSON object")
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or _COLUMNS.get(path.name, set()) - {*row}:
+            raise CountersignError(f"{path}, line {number}: no row of this benchmark")
         rows.append(row)
     return rows
+
+
+def unplaced(value: Any) -> Any:
+    """JSON without the folders of this machine: of paths, also inside texts, the last part is left."""
+    if isinstance(value, str):
+        return _PATH.sub(lambda found: os.path.basename(found[0].rstrip("/")), value)
+    if isinstance(value, dict):
+        return {key: unplaced(each) for key, each in value.items()}
+    return [unplaced(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def grid_row(task: Task, seconds: float | None, *, gen_tokens: int = 0, warmup: int = 0, error: str = "") -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from policies.settings import ReferenceSettings
 
 PROFILE = "profile.json"
 PRECISION = "bf16"
+_UNFED = "--pool feeds what --load's workers answered: run --load with its arm `worker` first, or together"
 SHARES = (0.0, 0.25)
 """Shares of audits whose replay takes the reference's own top 20 too: none, and the default."""
 
@@ -41,13 +43,17 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
     """Run what has no row yet; whether everything is measured now.
 
     Raises:
-        CountersignError: the folder holds rows of another model or engine, or something does not start.
+        CountersignError: the folder holds rows of another model or engine, something does not start, or nothing is
+            asked for.
     """
     folder: Path = options.output_dir
-    folder.mkdir(parents=True, exist_ok=True)
+    if not (arms and _cells(options)) and not (options.load and options.load_arms) and not options.pool:
+        raise CountersignError("nothing is left to measure: no cell or arm of the grid, no load, no pool")
     if not options.resume:
         for name in (GRID, LOAD, POOL, FILE, PROFILE, "metadata.json"):
             (folder / name).unlink(missing_ok=True)
+    if options.pool and not (options.load and WORKER in options.load_arms) and not _supplies(options):
+        raise CountersignError(_UNFED)
     settings = reference_settings(options, _model(options))
     metadata = Metadata(folder / "metadata.json", options, settings, began)
     clock, bar = Clock(options.time_limit), Bar()
@@ -59,24 +65,56 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
 
 
 def _model(options: argparse.Namespace) -> str:
-    """The model's folder; one of a shape is made, always at the same place, which vLLM's caches hang on."""
-    if not options.model.startswith(shape.PREFIX):
-        return str(options.model)
-    name = options.model.removeprefix(shape.PREFIX)
-    if name not in shape.SHAPES:
-        raise CountersignError(f"--model {options.model}: no such shape; there are {', '.join(shape.SHAPES)}")
-    options.load_format = "dummy"
-    return str(shape.make(Path(tempfile.gettempdir()) / f"countersign-shapes-{os.getuid()}" / name, name))
+    """The model's folder. One that is made or fetched is always at the same place, which vLLM's caches hang on."""
+    given = str(options.model)
+    ours = Path(tempfile.gettempdir()) / f"countersign-models-{os.getuid()}"
+    if given.startswith(shape.PREFIX):
+        name = given.removeprefix(shape.PREFIX)
+        if name not in shape.SHAPES:
+            raise CountersignError(f"--model {given}: no such shape; there are {', '.join(shape.SHAPES)}")
+        options.load_format = "dummy"
+        return str(shape.make(ours / "shapes" / name, name))
+    return given if Path(given).is_dir() else str(_fetched(given, ours / "hub"))
+
+
+def _fetched(name: str, folder: Path) -> Path:
+    """A model by the hub's name, as LMCV's `--model` takes it: from the hub's cache, or downloaded into it."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = huggingface_hub.snapshot_download(name)
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = f"neither a model folder nor a model that the hub gives ({type(error).__name__})"
+        raise CountersignError(f"--model {name}: {reason}") from error
+    link = folder / name.rpartition("/")[2]  # a snapshot's own folder is named by a hash
+    folder.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(found)
+    return link
+
+
+def _cells(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Lengths of the cells that `--max-total-tokens` leaves."""
+    most = options.max_total_tokens or math.inf
+    cells = itertools.product(options.input_lengths, options.output_lengths)
+    return [cell for cell in cells if sum(cell) <= most]
 
 
 def reference_settings(options: argparse.Namespace, model: str) -> ReferenceSettings:
     """The one engine of all arms, as `countersign.yaml` would have it."""
-    longest = max(options.input_lengths) + max(options.output_lengths)
-    longest = max([longest, *(sum(each) for load in options.load for each in load.requests)])
+    cells = _cells(options) or [(max(options.input_lengths), max(options.output_lengths))]
+    at_load = [each for load in options.load for each in load.requests]
+    needed = max(map(sum, [*(cells if options.arms else []), *at_load]), default=0) + 1
+    if options.max_model_len and options.max_model_len < needed:
+        raise CountersignError(
+            f"--max-model-len {options.max_model_len}: the longest answer needs {needed}; --max-total-tokens leaves "
+            "longer cells out"
+        )
     engine: dict[str, Any] = {
         "dtype": options.dtype,
         "load_format": options.load_format,
-        "max_model_len": options.max_model_len or longest + 1,
+        "max_model_len": options.max_model_len or max(map(sum, [*cells, *at_load])) + 1,
         "tensor_parallel_size": options.tensor_parallel_size,
         "trust_remote_code": options.trust_remote_code,
         # Nothing may be reused from an earlier run of the same cell.
@@ -168,14 +206,14 @@ async def _pool_part(
 ) -> bool:
     folder: Path = options.output_dir
     claims, rows = Claims(folder / FILE), Rows(folder / POOL)
-    supplies = [Supply(load.name, answers) for load in _loads(options, folder) if (answers := _answers(claims, load))]
+    supplies = _supplies(options)
     cells = sorted(
         (cell, claims[grid_name(cell)])
         for cell in {(row["input_len"], row["output_len"]) for row in read(folder / GRID)}
         if grid_name(cell) in claims and cell[1] <= max(options.output_lengths)
     )
     if not supplies:
-        raise CountersignError("--pool feeds what --load's workers answered: run --load first")
+        raise CountersignError(_UNFED)
     bar.say("starting the pool")
     tree = pool_settings(options, settings, folder / PROFILE)
     complete = True
@@ -267,6 +305,12 @@ def _loads(options: argparse.Namespace, folder: Path) -> list[Load]:
     given = list(options.load) or loads(" ".join(dict.fromkeys(row["load"] for row in read(folder / LOAD))))
     # First the one with the most requests of one kind, whose capacity is steadiest.
     return sorted(given, key=lambda load: (len(set(load.requests)), -len(load.requests)))
+
+
+def _supplies(options: argparse.Namespace) -> list[Supply]:
+    claims = Claims(options.output_dir / FILE)
+    loads = _loads(options, options.output_dir)
+    return [Supply(load.name, answers) for load in loads if (answers := _answers(claims, load))]
 
 
 def _answers(claims: Claims, load: Load) -> tuple[Any, ...]:

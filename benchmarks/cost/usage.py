@@ -50,8 +50,13 @@ def tree_seconds(pids: Iterable[int]) -> float:
     return sum(map(cpu_seconds, pids))
 
 
+def first_gpu() -> str:
+    """The first GPU that this process may use, as `nvidia-smi -i` takes it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
 class Gpu:
-    """Samples the first GPU's utilisation while the block lasts; measures nothing where there is no `nvidia-smi`.
+    """Samples our first GPU's utilisation while the block lasts; measures nothing where there is no `nvidia-smi`.
 
     The driver's figure is the share of time in which any kernel ran, not how full the chip was.
     """
@@ -64,7 +69,7 @@ class Gpu:
     def __enter__(self) -> Gpu:
         binary = shutil.which("nvidia-smi")
         if binary is not None:
-            command = [binary, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+            command = [binary, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", first_gpu()]
             self._process = subprocess.Popen(
                 [*command, f"-lms={self._every_ms}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.cost.load import load_turns
 from benchmarks.cost.plan import ARMS, LONG, VERIFIERS, WORKER, Task, left, lengths, loads, plan
 from benchmarks.cost.progress import Clock
-from benchmarks.cost.rows import Rows, done, grid_row, read
+from benchmarks.cost.rows import GRID, Rows, done, grid_row, read
+from policies.errors import CountersignError
 
 LENGTHS = st.lists(st.integers(1, 10_000), min_size=1, max_size=5)
 
@@ -60,7 +61,7 @@ def test_lengths_are_read(text: str, found: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "12 -3", "a", "1.5", "128x512"])
 def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"positive lengths|invalid literal"):
+    with pytest.raises(ValueError, match="lengths above 0"):
         lengths(text)
 
 
@@ -131,9 +132,13 @@ def test_a_row_begins_with_the_columns_of_lmcv() -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a":1}\n[]\n')
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(CountersignError, match="line 2"):
         read(path)
     assert read(tmp_path / "none.jsonl") == []
+    for line in (b"nonsense", b'{"arm": "ids"}'):
+        (tmp_path / GRID).write_bytes(line + b"\n")
+        with pytest.raises(CountersignError, match="line 1"):
+            read(tmp_path / GRID)
 
 
 def test_the_clock_ends_before_what_would_not_fit() -> None:

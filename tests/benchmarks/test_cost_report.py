@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.cost import report, summary
 from benchmarks.cost.command import main, parser
+from benchmarks.cost.metadata import load as load_metadata
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, WORKER, Task
-from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, grid_row
+from benchmarks.cost.plots import CURVES, DELAYS, HEAT
+from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, grid_row, read, unplaced
 from benchmarks.cost.summary import LMCV_COLUMNS, Times
 from policies.errors import CountersignError
 from tests.benchmarks.cost_results import write_rows
@@ -143,6 +145,26 @@ def test_report_of_a_folder_needs_no_engine(results: Path, capsys: pytest.Captur
     assert main(["--report-only", "--output-dir", str(results), "--no-plots"]) == 1
 
 
+COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results" / "cost"
+
+
+def test_the_committed_page_and_table_come_from_the_committed_rows(tmp_path: Path) -> None:
+    rows, load, pool = (read(COMMITTED / name) for name in (GRID, LOAD, POOL))
+    cells = summary.grid(rows)
+    summary.write_csv(tmp_path / "again.csv", cells)
+    assert (tmp_path / "again.csv").read_bytes() == (COMMITTED / "latency_summary.csv").read_bytes()
+    plots = [name for name in (HEAT, CURVES, DELAYS) if (COMMITTED / f"{name}.png").exists()]
+    text = report.page(cells, rows, load, pool, load_metadata(COMMITTED / "metadata.json"), plots)
+    assert text.encode() == (COMMITTED / "summary.md").read_bytes()
+
+
+def test_the_committed_files_tell_no_folder() -> None:
+    for path in COMMITTED.glob("*.json*"):
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            found = json.loads(line)
+            assert unplaced(found) == found, path.name
+
+
 def test_an_empty_folder_gives_an_empty_report(tmp_path: Path) -> None:
     text, failed = report.write(tmp_path)
     assert failed == 0
@@ -169,22 +191,6 @@ def test_options_of_lmcv_have_their_meaning() -> None:
     assert [load.name for load in parser().parse_args(["--load"]).load][:2] == ["64x128/1024", "128x512/256"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--input-lengths", "0"], ["--repeats", "0"], ["--engine", "[1]"], ["--load", "many"], ["--arms", "fast"]],
-)
-def test_bad_options_say_so(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
-def test_a_model_is_needed() -> None:
-    with pytest.raises(CountersignError, match="--model"):
-        main([])
-
-
 def test_rows_of_different_engines_do_not_mix(tmp_path: Path) -> None:
     from benchmarks.cost.metadata import Metadata
     from benchmarks.cost.run import reference_settings
@@ -201,6 +207,27 @@ def test_rows_of_different_engines_do_not_mix(tmp_path: Path) -> None:
     other = parser().parse_args(["--model", str(tmp_path), "--load", "--top-k", "5"])
     with pytest.raises(CountersignError, match="top_k"):
         Metadata(path, other, reference_settings(other, str(tmp_path)), "2026-11-30 02:00 UTC")
+
+
+def test_no_folder_of_this_machine_is_told(tmp_path: Path) -> None:
+    from benchmarks.cost.metadata import Metadata
+    from benchmarks.cost.run import reference_settings
+
+    engine = {"tokenizer": str(tmp_path / "words"), "hf_overrides": {"a": [f"file://{tmp_path}/b", str(tmp_path)]}}
+    for more in ([], ["--load-format", "dummy"]):
+        given = ["--model", str(tmp_path / "model"), "--engine", json.dumps(engine), "--output-dir", str(tmp_path)]
+        options = parser().parse_args([*given, *more])
+        path = tmp_path / "metadata.json"
+        Metadata(path, options, reference_settings(options, options.model), "2026-11-30 00:00 UTC")
+        known = json.loads(path.read_text())
+        assert str(tmp_path.parent) not in path.read_text()
+        assert known["what"]["model"] == known["runs"][0]["arguments"]["model"] == "model"
+        assert known["what"]["engine"]["tokenizer"] == "words"
+        path.unlink()
+    rows = Rows(tmp_path / "r.jsonl")
+    rows.append(grid_row(Task(8, 4, "ids", 0), None, error=f"OSError: no '{tmp_path}/x.bin', see http://host/a/b, 1/2"))
+    (row,) = rows
+    assert row["error"] == "OSError: no 'x.bin', see http://host/a/b, 1/2"
 
 
 def test_the_longest_sequence_fits_with_one_more_token(tmp_path: Path) -> None:
