@@ -31,6 +31,7 @@ from rq.utils import now
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
 from verifier_pool.replays import REPLAY_JOB
+from verifier_pool.runtime import ANSWER_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ MAINTENANCE_LOCK_SECONDS = 20
 """How long a worker that dies at its upkeep keeps the others from it; the upkeep itself takes milliseconds."""
 STRANDED_SECONDS = 15
 """How long a job may be taken and not begun, once that was noticed. One follows the other within milliseconds."""
+REMEMBERED_SECONDS = 8 * STRANDED_SECONDS
+"""How long the time at which that was noticed is kept."""
 ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB, REPLAY_JOB})
 
 
@@ -128,7 +131,8 @@ class Loop(SimpleWorker):
         on_tick: called between jobs, about once a second.
         on_timer: called every `timer_seconds` by a thread, so also during a long job.
 
-    Class attributes are seconds. A worker killed with its job is noticed after `patience` and a maintenance.
+    Class attributes are seconds. A worker killed with its job is noticed after `patience` and a maintenance. One that
+    did not come around between jobs for `hung_seconds` ends itself, for its supervisor to start it again.
     """
 
     job_class = OurJob
@@ -136,6 +140,8 @@ class Loop(SimpleWorker):
     pulse = 5.0
     timer_seconds = 10.0
     watchdog_grace = 60.0
+    hung_seconds = 360.0
+    connection_timeout = round(ANSWER_SECONDS)
     log_result_lifespan = False
 
     def __init__(
@@ -163,6 +169,7 @@ class Loop(SimpleWorker):
         self._on_tick = on_tick
         self._on_timer = on_timer
         self._running: tuple[Job, Execution, float] | None = None
+        self._came_around: float | None = time.monotonic()
 
     def serve(self, burst: bool = False) -> int:
         """Work; returns how many jobs ran. With `burst` it ends when no job waits or is due.
@@ -174,6 +181,7 @@ class Loop(SimpleWorker):
         with self._present():
             next_tick = 0.0
             while not self._stop.is_set():
+                self._came_around = time.monotonic()
                 if time.monotonic() >= next_tick:
                     self._tick()
                     next_tick = time.monotonic() + 1
@@ -194,6 +202,9 @@ class Loop(SimpleWorker):
         pulse.start()
         try:
             yield
+        except RedisError:
+            self._hang_up()
+            raise
         finally:
             ended.set()
             pulse.join(timeout=self.pulse)
@@ -207,6 +218,7 @@ class Loop(SimpleWorker):
         try:
             self.perform_job(job, queue, execution)
         finally:
+            self._came_around = time.monotonic()
             self._running = None
 
     def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
@@ -330,6 +342,7 @@ class Loop(SimpleWorker):
         next_timer = 0.0
         while not ended.wait(self.pulse):
             try:
+                self._watch()
                 self._beat()
                 if self._on_timer is not None and time.monotonic() >= next_timer:
                     next_timer = time.monotonic() + self.timer_seconds
@@ -339,17 +352,28 @@ class Loop(SimpleWorker):
             except Exception:
                 logger.exception("the timer failed")
 
+    def _watch(self) -> None:
+        """End this process when its main thread hangs."""
+        running, came_around = self._running, self._came_around
+        if running is not None:
+            job, _, since = running
+            if time.monotonic() - since > (job.timeout or 0) + self.watchdog_grace:
+                # The alarm of the time-out never reached Python: something hangs in native code.
+                logger.critical("job %s hangs %d s past its time-out; this worker ends", job.id, self.watchdog_grace)
+                os._exit(70)
+        elif came_around is not None and time.monotonic() - came_around > self.hung_seconds:
+            logger.critical("the loop of %s hangs; this process ends", self.queues[0].name)
+            os._exit(70)
+
     def _beat(self) -> None:
         running = self._running
-        if running is None:
-            return
-        job, execution, since = running
-        limit = (job.timeout or 0) + self.watchdog_grace
-        if time.monotonic() - since > limit:
-            # The alarm of the time-out never reached Python: the engine hangs in native code.
-            logger.critical("job %s hangs %d s past its time-out; this worker ends", job.id, self.watchdog_grace)
-            os._exit(70)
-        self.maintain_heartbeats(job, execution)
+        if running is not None:
+            job, execution, _ = running
+            self.maintain_heartbeats(job, execution)
+
+    def _hang_up(self) -> None:
+        """Let go of pooled connections: what took one of them most likely took the others, each good for a time-out."""
+        self.connection.connection_pool.disconnect(inuse_connections=False)
 
     def _on_exception(self, job: Job, kind: type[BaseException], error: BaseException, trace: Any) -> bool:
         """Also called for a job whose worker was killed, which passes by `handle_job_failure`."""
@@ -363,4 +387,3 @@ class Loop(SimpleWorker):
             self.register_death()  # type: ignore[no-untyped-call]
         except RedisError:
             logger.warning("Redis is gone; this worker's record there expires by itself")
-REMEMBERED_SECONDS = 8 * STRANDED_SECONDS

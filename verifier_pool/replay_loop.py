@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import queue as queues
 import threading
 import time
@@ -56,8 +55,6 @@ LAST_WORDS_SECONDS = 20.0
 """How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
 SLOWEST = 3
 """How many times its time-out a replay may take while others get on."""
-HUNG_SECONDS = 360.0
-"""A loop that did not come around for so long hangs in native code."""
 
 
 class ReplayLoop(Loop):
@@ -94,7 +91,6 @@ class ReplayLoop(Loop):
         self._alone = self._unsound = False
         self._troubles = 0
         self._not_before = 0.0
-        self._came_around: float | None = time.monotonic()
         self._last_success = time.monotonic()
 
     def serve(self, burst: bool = False) -> int:
@@ -126,6 +122,7 @@ class ReplayLoop(Loop):
                     ):
                         raise
                     logger.warning("Redis does not answer (%s); replays wait for it", type(error).__name__)
+                    self._hang_up()
                     time.sleep(0.5)
                     continue
                 if not taken and not self._flying and (self._stop.is_set() or (burst and self._nothing_left())):
@@ -378,9 +375,6 @@ class ReplayLoop(Loop):
         return not self.queues[0].count
 
     def _beat(self) -> None:
-        if self._came_around is not None and time.monotonic() - self._came_around > HUNG_SECONDS:
-            logger.critical("the replay loop of %s hangs; this process ends", self._model)
-            os._exit(70)
         registry = self.queues[0].started_job_registry
         with self.connection.pipeline(transaction=False) as pipeline:
             self.heartbeat(pipeline=pipeline)

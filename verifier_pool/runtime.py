@@ -23,6 +23,9 @@ logger = logging.getLogger("countersign.worker")
 
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between attempts to reach Redis; the last one repeats."""
+ANSWER_SECONDS = 15.0
+"""How long Redis may take to answer a worker. A connection that a firewall or a machine that is gone dropped without a
+word is given up after this; without a bound, whoever waits on it waits for ever."""
 
 
 def read_settings(config: str | None) -> Settings:
@@ -40,10 +43,11 @@ def read_settings(config: str | None) -> Settings:
 def connect(settings: Settings, *, timeout: float | None = None) -> Redis:
     """A client of the operator's Redis or the embedded Valkey; connects with its first command.
 
-    `timeout` bounds each answer, in seconds. Raises SettingsError when `redis_url` is no such URL.
+    `timeout` bounds each answer, in seconds (default: ANSWER_SECONDS). Raises SettingsError when `redis_url` is no such
+    URL.
     """
     # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
-    return connection.connect(store_url(settings, os.environ), timeout=timeout)
+    return connection.connect(store_url(settings, os.environ), timeout=ANSWER_SECONDS if timeout is None else timeout)
 
 
 def through_outages(work: Callable[[], Any], stop: threading.Event, *, burst: bool = False) -> None:
