@@ -1,7 +1,8 @@
 """`countersign queue`: what waits for the workers, and the jobs that failed for good.
 
     list                what waits in every queue, by lane, in flight and for a later try, how long and how large; what
-                        waits for its verdict, by backend; the dead letters, without anything of a prompt or an answer
+                        waits for its verdict, by backend; how references did at replays with a known answer, and how
+                        often they were started again; the dead letters, and nothing of a prompt or an answer
     requeue ID… | --all  queue dead letters anew. A verdict is written once: what is decided stays so and is not queued
                         again. That leaves webhooks, and what lost its worker before it could say so
     drop ID… | --all     delete dead letters; what is undecided then ends unverified, or is judged without its replay
@@ -22,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from redis import Redis
@@ -35,6 +36,7 @@ from verifier_pool import dead_letters
 from verifier_pool.dead_letters import Letter
 from verifier_pool.fair import LANES, FairQueue
 from verifier_pool.queue import waiting_bytes_key, waiting_key
+from verifier_pool.replays import CANARIES
 from verifier_pool.runtime import connect, read_settings
 from verifier_pool.standing import Standings
 from verifier_pool.terminal import encodable, plain, table
@@ -61,13 +63,13 @@ def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
     now = time.time()
     queues = [_queue(queue, now) for queue in dead_letters.queues(redis)]
     backends = _backends(redis, settings, now)
-    letters = dead_letters.find(redis)
+    references = _references(redis, settings)
+    dead = [_shown(letter, now) for letter in dead_letters.find(redis)]
     if as_json:
-        dead = [_shown(letter, now) for letter in letters]
-        _print([json.dumps({"queues": queues, "backends": backends, "dead": dead})])
+        _print([json.dumps({"queues": queues, "backends": backends, "references": references, "dead": dead})])
         return 0
     lines = ["queues", *_table(_QUEUE, queues), "", "waiting for a verdict", *_table(_BACKEND, backends), ""]
-    lines += ["dead letters", *_table(_LETTER, [_shown(letter, now) for letter in letters])]
+    lines += ["known answers replayed", *_table(_REFERENCE, references), "", "dead letters", *_table(_LETTER, dead)]
     _print(lines)
     return 0
 
@@ -148,6 +150,18 @@ def _backends(redis: Redis, settings: Settings, now: float) -> list[dict[str, An
     ]
 
 
+def _references(redis: Redis, settings: Settings) -> list[dict[str, Any]]:
+    """By model, how often its references gave a known answer back or did not, and were started again."""
+    counts: dict[str, dict[str, int]] = {name: {} for name, model in settings.models.items() if model.reference}
+    for field, count in cast(dict[bytes, bytes], redis.hgetall(CANARIES)).items():
+        model, _, what = field.decode(errors="replace").rpartition(":")
+        counts.setdefault(model, {})[what] = int(count)
+    return [
+        {"model": model, **{what: found.get(what, 0) for what in ("passed", "failed", "restarts")}}
+        for model, found in sorted(counts.items())
+    ]
+
+
 def _shown(letter: Letter, now: float) -> dict[str, Any]:
     found = {name: value for name, value in asdict(letter).items() if name != "failed"}
     return found | {"age_seconds": round(now - letter.failed, 3) if letter.failed else None}
@@ -164,6 +178,7 @@ _QUEUE = {
     "dead": "dead",
 }
 _BACKEND = {"backend": "backend", "waiting": "waiting", "oldest_seconds": "oldest", "bytes": "bytes"}
+_REFERENCE = {"model": "model", "passed": "passed", "failed": "failed", "restarts": "restarts"}
 _LETTER = {
     "job": "job",
     "stage": "stage",
@@ -175,6 +190,7 @@ _LETTER = {
     "verdict": "verdict",
 }
 _NUMBERS = {"waiting", "first", *LANES, "in_flight", "later", "oldest_seconds", "age_seconds", "bytes", "dead", "tries"}
+_NUMBERS |= {"passed", "failed", "restarts"}
 
 
 def _table(headings: dict[str, str], rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -25,7 +25,7 @@ from verifier_pool import dead_letters, fair
 from verifier_pool.fair import FairQueue
 from verifier_pool.jobs import verify
 from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, WEBHOOK_QUEUE, evidence_key, verdict_key, waiting_key
-from verifier_pool.replays import outcome_key, queue_of, request_key
+from verifier_pool.replays import CANARIES, outcome_key, queue_of, request_key
 from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
@@ -89,6 +89,7 @@ def test_nothing_is_shown_of_an_empty_redis(redis: Redis, command: Command) -> N
     assert command.json("list") == {
         "queues": [],
         "backends": [{"backend": "honest", "waiting": 0, "oldest_seconds": None, "bytes": 0}],
+        "references": [],
         "dead": [],
     }
     assert command("list").split("\n")[:2] == ["queues", "  none"]
@@ -114,6 +115,24 @@ def test_queues_are_counted(redis: Redis, valkey_url: str, command: Command) -> 
     text = command("list")
     assert f"{VERIFY_QUEUE}        2" in text
     assert "honest" in text
+
+
+def test_sick_references_are_seen(redis: Redis, valkey_url: str, command: Command) -> None:
+    reference = {"kind": "vllm_http", "url": "http://127.0.0.1:1"}
+    models = {"toy": {}, "a:b": {"reference": reference}, "well": {"reference": reference}}
+    command.configure(redis_url=valkey_url, models=models)
+    redis.hset(CANARIES, mapping={"a:b:passed": 7, "a:b:failed": 2, "a:b:restarts": 1, "gone:passed": 3})
+    assert command.json("list")["references"] == [
+        {"model": "a:b", "passed": 7, "failed": 2, "restarts": 1},
+        {"model": "gone", "passed": 3, "failed": 0, "restarts": 0},
+        {"model": "well", "passed": 0, "failed": 0, "restarts": 0},
+    ]
+    lines = command("list").splitlines()
+    at = lines.index("known answers replayed")
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["model", "passed", "failed", "restarts"],
+        ["a:b", "7", "2", "1"],
+    ]
 
 
 def test_poison_evidence_is_shown_and_its_verdict_stays(redis: Redis, valkey_url: str, command: Command) -> None:
