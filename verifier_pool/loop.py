@@ -293,12 +293,23 @@ class Loop(SimpleWorker):
         job.cleanup(ttl, pipeline=pipeline, remove_from_queue=False)
 
     def _tick(self) -> None:
-        self.heartbeat()
+        self._stay_listed()
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         self._release_due()
         if self._on_tick is not None:
             self._on_tick()
+
+    def _stay_listed(self) -> None:
+        """Alive among the workers; anew where Redis forgot that, or took this one for dead after a long outage."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            pipeline.hexists(self.key, "birth")
+            pipeline.sismember(self.redis_workers_keys, self.key)
+            self.heartbeat(pipeline=pipeline)
+            known, listed, *_ = pipeline.execute()
+        if not (known and listed):
+            self.connection.delete(self.key)
+            self.register_birth()  # type: ignore[no-untyped-call]
 
     def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
         try:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeout
+from rq.worker_registration import REDIS_WORKER_KEYS
 
 from tests.verifier_pool import rig
 from tests.verifier_pool.relay import relayed
-from tests.verifier_pool.toy import answer, settings
-from verifier_pool import jobs, runtime
+from tests.verifier_pool.toy import ToyReference, answer, settings
+from verifier_pool import jobs, ready, runtime
 from verifier_pool.loop import Loop
 from verifier_pool.queue import VERIFY_QUEUE
 from verifier_pool.store import Store
@@ -123,3 +126,40 @@ def test_a_job_that_took_long_is_no_loop_that_hangs(
     rig.worker(redis, rules).serve(burst=True)
     rig.verdict_of(redis, id, 0.1)
     assert not ended
+
+
+@pytest.mark.parametrize("lost", ["everything", "the record", "the list"])
+def test_who_outlives_what_redis_knew_is_listed_again(redis: Redis, valkey_url: str, lost: str) -> None:
+    stop, flying, landing = threading.Event(), threading.Event(), threading.Event()
+    rules = rig.declaring(settings(valkey_url))
+    expected = ready.expected(rules, None, None, None)
+
+    def trouble(_requests: object) -> None:
+        flying.set()
+        landing.wait(20)
+
+    def listed() -> bool:
+        return expected <= ready.queues_of(rules, socket.gethostname())
+
+    def lose() -> list[bool]:
+        try:
+            assert flying.wait(20)
+            rig.wait_until(listed)
+            if lost == "everything":
+                redis.flushall()
+            else:
+                redis.delete(*([REDIS_WORKER_KEYS] if lost == "the list" else redis.smembers(REDIS_WORKER_KEYS)))
+            gone = not listed()
+            rig.wait_until(listed, 10)
+            return [gone, *(redis.ttl(key) > 0 for key in redis.smembers(REDIS_WORKER_KEYS))]
+        finally:
+            landing.set()
+            stop.set()
+
+    pool = rig.worker(redis, rules, {"toy": ToyReference(trouble, threads=1)}, stop)
+    rig.submit(redis, rules, [answer()])
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(lose)
+        pool.serve()
+    assert found.result() == [True] * 3
+    assert not redis.smembers(REDIS_WORKER_KEYS)
