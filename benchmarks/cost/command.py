@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.cost import values
-from benchmarks.cost.plan import ARMS, LOAD_ARMS, PLAIN, STANDARD_LOADS, VERIFIERS, WORKER, loads
+from benchmarks import values
+from benchmarks.cost import plan
+from benchmarks.cost.plan import ARMS, LOAD_ARMS, PLAIN, STANDARD_LOADS, VERIFIERS, WORKER, Load
 from benchmarks.cost.rows import GRID, LOAD, POOL
 from policies.errors import CountersignError
 
@@ -96,10 +97,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--tensor-parallel-size", type=values.count, default=1)
     found.add_argument("--max-logprobs", type=values.count, help="default: what the reference needs")
     found.add_argument("--gpu", default="", help="CUDA_VISIBLE_DEVICES")
-    found.add_argument(
-        "--input-lengths", type=values.lengths, default=[128, 512, 1024, 2048, 4096], metavar='"128 512"'
-    )
-    found.add_argument("--output-lengths", type=values.lengths, default=[1, 16, 64, 256, 1024], metavar='"1 16"')
+    found.add_argument("--input-lengths", type=_lengths, default=[128, 512, 1024, 2048, 4096], metavar='"128 512"')
+    found.add_argument("--output-lengths", type=_lengths, default=[1, 16, 64, 256, 1024], metavar='"1 16"')
     found.add_argument("--top-k", type=values.count, default=20, help="alternatives per token, default 20")
     found.add_argument("--warmup", type=values.natural, default=2, help="untimed runs per cell and arm, default 2")
     found.add_argument(
@@ -120,9 +119,9 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--worker-repeats", type=values.count, help="timed runs of the worker, default --repeats")
     ours.add_argument(
         "--load",
-        type=values.loads,
+        type=_loads,
         nargs="?",
-        const=loads(STANDARD_LOADS),
+        const=plan.loads(STANDARD_LOADS),
         default=[],
         metavar="COUNTxINPUT/OUTPUT",
         help=f"many requests at once; alone: {STANDARD_LOADS!r}",
@@ -142,4 +141,22 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--report-only", action="store_true", help="measure nothing, only write the report")
     ours.add_argument("--report", type=Path, metavar="DIR", help="the same for this folder")
     ours.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
+    return found
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        return plan.lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}") from error
+
+
+def _loads(text: str) -> list[Load]:
+    """At least one, each once."""
+    try:
+        found = list({load.name: load for load in plan.loads(text)}.values())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}") from error
+    if not found:
+        raise argparse.ArgumentTypeError("expected loads, such as 64x128/1024")
     return found

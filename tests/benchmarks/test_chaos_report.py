@@ -44,6 +44,62 @@ def test_the_page_names_what_is_lost_and_the_lines_hold_everything(tmp_path: Pat
     assert row == {"n": 1, "at": 1.235, "took": 0.765, "stream": True}
 
 
+def test_what_runs_has_its_name_and_nothing_empty_is_shown(tmp_path: Path) -> None:
+    found = outcome(Scene())
+    found.kinds, found.memory = Counter({"engine": 7}), {"engine-toy.1": [2**20]}
+    page = write(found, METADATA, tmp_path / "r")
+    assert "| reference server | 7 |" in page
+    assert "| reference server | 1 |" in page
+    assert "cheating answers" not in page
+    found.scene = Scene(engine="/models/real")
+    page = write(found, METADATA, tmp_path / "r")
+    assert "| engine | 7 |" in page
+    assert "not looked at what verdicts say" in page
+    assert "/models" not in page
+
+
+def test_where_nothing_dies_the_page_shows_what_grows(tmp_path: Path) -> None:
+    found = outcome(Scene(kills=0))
+    found.kinds, found.memory = Counter(), {"worker-1.1": [2**20, 2 * 2**20, 2 * 2**20, 4 * 2**20]}
+    page = write(found, METADATA, tmp_path / "r")
+    assert page.startswith("# Soak")
+    assert "What was done" not in page
+    assert "| worker | 2 | 4 |" in page
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for name in ("chaos*", "soak*") for path in sorted(RESULTS.glob(f"{name}.jsonl"))],
+    ids=lambda path: path.stem,
+)
+def test_the_committed_pages_agree_with_their_lines(path: Path) -> None:
+    page = path.with_suffix(".md").read_text()
+    head, *lines = map(orjson.loads, path.read_bytes().splitlines())
+    blows, rows = [line for line in lines if "blow" in line], [line for line in lines if "n" in line]
+    assert len(blows) + len(rows) == len(lines)
+    assert str(head["metadata"]["machine"]["commit"])[:10] in page
+    assert f"| asked by clients | {len(rows)} |" in page
+    if kinds := sum("kind" in row for row in rows):
+        assert f"| sent: in the backend's own log | {kinds} |" in page
+    told = [row for row in rows if row.get("unrecorded")]
+    assert f"| served with the mark `store_unavailable` | {len(told)} |" in page
+    assert f"| … of these recorded when Redis was back | {sum('word' in row for row in told)} |" in page
+    for word, count in Counter(row["outcome"] for row in rows).items():
+        assert f"| {word} | {count} |" in page
+    verdicts = Counter(row["word"] for row in rows if "word" in row)
+    for word, count in verdicts.items():
+        assert f"| {word} | {count} |" in page
+    for reason, count in Counter(row["reason"] for row in rows if "reason" in row).items():
+        assert f"| {reason} | {count} |" in page
+    if blows:
+        assert f"| **all** | **{len(blows)}** |" in page
+    if "| **lost** | **0** |" in page:
+        assert f"| with a verdict | {verdicts.total()} |" in page
+
+
 @pytest.mark.parametrize("scene", [Scene(), Scene(models=("toy", "toy-1"), fsync="everysec", power=True, seconds=7)])
 def test_the_command_on_the_page_makes_the_scene_again(scene: Scene) -> None:
     _, _, _, *arguments = shlex.split(spelled(scene))

@@ -1,4 +1,4 @@
-"""Values of `countersign bench cost` on the command line; each says what it takes, and what it got."""
+"""Values on a benchmark's command line; each says what it takes, and what it got."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
-
-from benchmarks.cost import plan
-from benchmarks.cost.plan import Load
-
-
-def lengths(text: str) -> list[int]:
-    """As `plan.lengths`."""
-    return _read(plan.lengths, text)
-
-
-def loads(text: str) -> list[Load]:
-    """As `plan.loads`: at least one, each once."""
-    found = list({load.name: load for load in _read(plan.loads, text)}.values())
-    if not found:
-        raise ArgumentTypeError("expected loads, such as 64x128/1024")
-    return found
 
 
 def count(text: str) -> int:
@@ -38,12 +22,12 @@ def natural(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A finite number from 0 on."""
-    return _number(text, lambda value: 0 <= value < math.inf, "seconds from 0 on")
+    return _number(text, lambda value: 0 <= value < math.inf, "a number from 0 on")
 
 
 def duration(text: str) -> float:
     """A finite number above 0."""
-    return _number(text, lambda value: 0 < value < math.inf, "seconds above 0")
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
 def share(text: str) -> float:
@@ -60,13 +44,6 @@ def arguments(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArgumentTypeError(f"expected a JSON object, not {text!r}")
     return found
-
-
-def _read(read: Callable[[str], list[Any]], text: str) -> list[Any]:
-    try:
-        return read(text)
-    except ValueError as error:
-        raise ArgumentTypeError(f"expected {error}") from error
 
 
 def _whole(text: str, least: int, expected: str) -> int:
