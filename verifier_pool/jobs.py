@@ -62,6 +62,8 @@ def verify(id: str) -> str:
     context = current()
     held = _held(context, id)
     if held.verdict is not None:
+        if held.replayed is not None or held.replayed_again is not None:
+            _forget(context, id)  # a replay ran twice, and its second outcome came after the verdict
         return str(orjson.loads(held.verdict).get("verdict"))
     if held.evidence is None:
         return _settle_unverified(context, id, "evidence_expired")
@@ -96,8 +98,8 @@ class _Response:
     def advance(self) -> str:
         """The next stage; see `verify`."""
         chosen = self._chosen()
-        first = self._replays(again=False) if self._model.reference is not None else None
-        if chosen and self._model.reference is not None and first is None:
+        first = self._replays(again=False) if self._has_reference(again=False) else None
+        if chosen and first is None and self._has_reference(again=False):
             return self._ask(again=False)
         weighed = self._weighed(chosen, first)
         return weighed if isinstance(weighed, str) else self._settle(*weighed)
@@ -123,12 +125,12 @@ class _Response:
             profile=context.profile_names.get(name, ""),
             delta=profile.delta if profile is not None else 0.0,
         )
-        if not chosen and self._model.reference is not None and (first is not None or _doubtful(verification)):
+        if not chosen and self._has_reference(again=False) and (first is not None or _doubtful(verification)):
             # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
             if first is None:
                 return self._ask(again=False)
             return judged(profile=profile, replays=first) | {"extra_replay": True}, unit
-        if accusing(unit) and self._model.second_reference is not None:
+        if accusing(unit) and self._has_reference(again=True):
             again = self._replays(again=True)
             if again is None:
                 return self._ask(again=True)
@@ -163,6 +165,15 @@ class _Response:
         rate = audit_rate(context.store.redis, settings.audit, choice.backend, declaration_of(choice))
         chosen = audit.chosen(context.secret, self._id, rate)
         return context.store.choose(self._id, chosen, settings.verification.evidence_ttl)
+
+    def _has_reference(self, *, again: bool) -> bool:
+        """Whether it can be replayed: by these settings, or because another worker, with others, asked already."""
+        if (self._model.second_reference if again else self._model.reference) is not None:
+            return True
+        if (self._held.replayed_again if again else self._held.replayed) is not None:
+            return True
+        # What was never chosen for or against an audit was never asked about.
+        return self._held.audited is not None and self._context.stages.asked(self._id, second=again)
 
     def _replays(self, *, again: bool) -> list[Replay | ReplayError] | None:
         """What came of each choice's replay by the reference, or again by the second one; None while nothing did."""

@@ -86,6 +86,10 @@ class Stages:
             pipeline.zadd(REPLAYING, {job: time.time() + self._settings.replay_wait}, nx=True)
             pipeline.execute()
 
+    def asked(self, id: str, *, second: bool) -> bool:
+        """Whether a replay of a response is under way, or waits."""
+        return bool(self.redis.exists(request_key(id, second=second)))
+
     def answer(self, id: str, outcomes: bytes, meta: Mapping[str, Any], pipeline: Any, *, second: bool = False) -> None:
         """Keep what came of a replay (`replays.pack_outcomes`) and queue the pass after it.
 
