@@ -56,7 +56,7 @@ class DurabilitySettings(Section):
 
     aof: bool = False
     replicas: int = Field(0, ge=0)
-    timeout: float = Field(1.0, gt=0)
+    timeout: float = Field(2.0, gt=0)
 
 
 class AuditSettings(Section):
