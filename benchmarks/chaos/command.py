@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import signal
 import sys
 import tempfile
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import values
 from benchmarks.chaos import report
 from benchmarks.chaos.stage import Outcome, Scene, Stage
 from benchmarks.overhead import machine
+from policies.errors import CountersignError
 
 KILLS_PER_SECOND = 3.4
 
@@ -28,7 +31,11 @@ def main(argv: Sequence[str]) -> int:
     scene = scene_of(arguments)
     started, clock = datetime.now(UTC), time.monotonic()
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="cs-chaos-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        report.prepare(arguments.output)
+    except OSError as error:
+        raise CountersignError(f"bench chaos: {error.filename}: {error.strerror}") from error
     outcome = asyncio.run(_staged(scene, folder))
     metadata = {
         "benchmark": "chaos",
@@ -61,7 +68,7 @@ def scene_of(arguments: argparse.Namespace) -> Scene:
         proxies=arguments.proxies,
         workers=arguments.workers,
         references=arguments.references,
-        models=tuple(arguments.models),
+        models=tuple(dict.fromkeys(arguments.models)),
         clients=arguments.clients,
         kills=kills,
         seconds=seconds,
@@ -78,20 +85,32 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="countersign bench chaos", description=__doc__)
     made.add_argument("--output", type=Path, default=Path("benchmarks/results/chaos"), help="without its suffix")
     made.add_argument("--keep", type=Path, help="folder for logs and Redis's file (default: a temporary one)")
-    made.add_argument("--seconds", type=float, default=60.0, help="how long clients ask and processes die")
-    made.add_argument("--minutes", type=float, help="the same in minutes")
-    made.add_argument("--kills", type=int, help=f"blows in all (default {KILLS_PER_SECOND} a second)")
-    made.add_argument("--settle", type=float, default=90.0, help="seconds in which every verdict must come")
-    made.add_argument("--proxies", type=int, default=2)
-    made.add_argument("--workers", type=int, default=3)
-    made.add_argument("--references", type=int, default=2, help="reference processes per model")
-    made.add_argument("--models", nargs="+", default=["toy"], help="toy, toy-1, toy-2, …")
-    made.add_argument("--clients", type=int, default=10)
+    made.add_argument("--seconds", type=values.duration, default=60.0, help="how long clients ask and processes die")
+    made.add_argument("--minutes", type=values.duration, help="the same in minutes")
+    made.add_argument("--kills", type=values.natural, help=f"blows in all (default {KILLS_PER_SECOND} a second)")
+    made.add_argument("--settle", type=values.duration, default=90.0, help="seconds in which every verdict must come")
+    made.add_argument("--proxies", type=values.count, default=2)
+    made.add_argument("--workers", type=values.count, default=3)
+    made.add_argument("--references", type=values.count, default=2, help="reference processes per model")
+    made.add_argument("--models", nargs="+", type=_model, default=["toy"], help="toy, toy-1, toy-2, …")
+    made.add_argument("--clients", type=values.count, default=10)
     made.add_argument("--fsync", choices=("always", "everysec"), default="always", help="of the append-only file")
     made.add_argument("--power", action="store_true", help="with everysec: Redis's machine loses power, simulated")
-    made.add_argument("--engine", type=Path, help="a model's folder: replay on real vLLM engines, and kill those")
-    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--engine", type=_folder, help="a model's folder: replay on real vLLM engines, and kill those")
+    made.add_argument("--seed", type=values.natural, default=1)
     return made
+
+
+def _model(text: str) -> str:
+    if re.fullmatch(r"toy(-[1-9][0-9]{0,3})?", text) is None:
+        raise argparse.ArgumentTypeError(f"expected toy, toy-1, toy-2, …, not {text!r}")
+    return text
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a model's folder, not {text!r}")
+    return Path(text)
 
 
 def _say(text: str) -> None:

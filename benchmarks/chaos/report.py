@@ -147,11 +147,26 @@ def _memory(outcome: Outcome) -> list[str]:
     return [*head, *rows, "", "Redis keeps every verdict for `verdict_ttl`, so that it grows with them."]
 
 
+def prepare(output: Path) -> None:
+    """Raise OSError where `write` could not write after all that time. What is there stays."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for path in (_page_of(output), _lines_of(output)):
+        path.open("ab").close()
+
+
+def _page_of(output: Path) -> Path:
+    return output.with_name(output.name + ".md")
+
+
+def _lines_of(output: Path) -> Path:
+    return output.with_name(output.name + ".jsonl")
+
+
 def write(outcome: Outcome, metadata: Mapping[str, Any], output: Path) -> str:
     """Write `OUTPUT.md` and `OUTPUT.jsonl`; returns the page."""
-    output.parent.mkdir(parents=True, exist_ok=True)
+    prepare(output)
     page = text(outcome, metadata)
-    output.with_suffix(".md").write_text(page)
+    _page_of(output).write_text(page)
     head = {"metadata": dict(metadata), "exits": outcome.exits, "lives": outcome.lives, "redis": outcome.redis}
     began = min([blow.at for blow in outcome.blows] + [row["sent"] for row in outcome.ledger.rows], default=0.0)
     blows = [
@@ -159,7 +174,7 @@ def write(outcome: Outcome, metadata: Mapping[str, Any], output: Path) -> str:
         for blow in outcome.blows
     ]
     rows = [_row(row, began) for row in outcome.ledger.rows]
-    with output.with_suffix(".jsonl").open("wb") as file:
+    with _lines_of(output).open("wb") as file:
         for line in (head, *blows, *rows):
             file.write(orjson.dumps(line) + b"\n")
     return page

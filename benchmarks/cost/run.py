@@ -67,13 +67,13 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
 def _model(options: argparse.Namespace) -> str:
     """The model's folder. One that is made or fetched is always at the same place, which vLLM's caches hang on."""
     given = str(options.model)
-    ours = Path(tempfile.gettempdir()) / f"countersign-models-{os.getuid()}"
+    ours = Path(tempfile.gettempdir()) / f"countersign-shapes-{os.getuid()}"
     if given.startswith(shape.PREFIX):
         name = given.removeprefix(shape.PREFIX)
         if name not in shape.SHAPES:
             raise CountersignError(f"--model {given}: no such shape; there are {', '.join(shape.SHAPES)}")
         options.load_format = "dummy"
-        return str(shape.make(ours / "shapes" / name, name))
+        return str(shape.make(ours / name, name))
     return given if Path(given).is_dir() else str(_fetched(given, ours / "hub"))
 
 

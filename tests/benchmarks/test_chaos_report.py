@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+import countersign
 from benchmarks.chaos import command
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.monkey import Blow
@@ -104,3 +105,44 @@ def test_the_committed_pages_agree_with_their_lines(path: Path) -> None:
 def test_the_command_on_the_page_makes_the_scene_again(scene: Scene) -> None:
     _, _, _, *arguments = shlex.split(spelled(scene))
     assert command.scene_of(command.parser().parse_args(arguments)) == scene
+
+
+NUMBERS = (
+    "--seconds",
+    "--minutes",
+    "--settle",
+    "--kills",
+    "--proxies",
+    "--workers",
+    "--references",
+    "--clients",
+    "--seed",
+)
+
+
+@pytest.mark.parametrize("option", [*NUMBERS, "--models", "--engine"])
+@pytest.mark.parametrize("value", ["-1", "nan", "a", "inf"])
+def test_bad_values_are_refused_in_plain_words(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"{option}={value}"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: expected " in said
+    assert said.endswith(f"not {value!r}")
+
+
+def test_what_cannot_be_written_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Stage", lambda *_: pytest.fail("it was started"))
+    (tmp_path / "r.md").mkdir()
+    (tmp_path / "file").write_text("")
+    for arguments in (["--output", str(tmp_path / "r")], ["--output", str(tmp_path / "file" / "r")]):
+        arguments += ["--keep", str(tmp_path / "kept")]
+        assert countersign.main(["bench", "chaos", *arguments]) == 1
+        assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_name_with_a_dot_is_kept(tmp_path: Path) -> None:
+    write(outcome(Scene()), METADATA, tmp_path / "run.2")
+    assert {path.name for path in tmp_path.iterdir()} == {"run.2.md", "run.2.jsonl"}
