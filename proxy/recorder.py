@@ -286,7 +286,16 @@ class Recorder:
             asked.execute()
             self._outage.recovered()
             while self._lost:
-                self._decide(self._lost[0].generation, self._lost[0].reason)
+                self._tell(self._lost[0])
                 self._lost.popleft()
         except (RedisError, OSError, StoreUnavailable) as error:
             self._outage.failed(error)
+
+    def _tell(self, item: _Unchecked) -> None:
+        """As `_decide`; one that can never be written is no reason to stop. Raises when Redis is away again."""
+        try:
+            self._decide(item.generation, item.reason)
+        except (RedisError, OSError, StoreUnavailable):
+            raise
+        except Exception:
+            logger.exception("a generation has no record", extra={"id": item.generation.id})

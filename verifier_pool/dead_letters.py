@@ -125,8 +125,8 @@ def drop(redis: Redis, settings: Settings, letter: Letter) -> None:
 
 def chosen(letters: Iterable[Letter], ids: Iterable[str]) -> tuple[list[Letter], list[str]]:
     """The letters named by these ids, of jobs or of generations, and the ids that name none."""
-    wanted, known = list(dict.fromkeys(ids)), list(letters)
-    found = [letter for letter in known if letter.job in wanted or letter.id in wanted]
+    wanted = dict.fromkeys(ids)
+    found = [letter for letter in letters if letter.job in wanted or letter.id in wanted]
     named = {letter.job for letter in found} | {letter.id for letter in found}
     return found, [id for id in wanted if id not in named]
 

@@ -105,6 +105,28 @@ def test_evidence_that_cannot_be_made_does_not_stop_the_thread(valkey: Valkey, c
     assert client.exists(evidence_key("c" * 32))
 
 
+def test_a_record_that_cannot_be_made_later_does_not_stop_the_thread(
+    valkey: Valkey, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = _recorder(valkey)
+    recorder._outage.failed(ConnectionError())
+    for id in ("a" * 32, "b" * 32):
+        recorder.unchecked(_generation(id), "no_answer")
+    decide = recorder._decide
+
+    def broken(generation: Generation, reason: str, tokens: int = 0) -> None:
+        if generation.id == "a" * 32:
+            raise ValueError("no JSON")
+        decide(generation, reason, tokens)
+
+    monkeypatch.setattr(recorder, "_decide", broken)
+    recorder.start()
+    assert _reasons(client, "b" * 32) == ["no_answer"]
+    recorder.finished(_generation("c" * 32), lambda: _evidence("c" * 32), 1)
+    recorder.stop()
+    assert client.exists(evidence_key("c" * 32))
+
+
 def test_the_first_verdict_stays(valkey: Valkey, client: redis.Redis) -> None:
     recorder = _recorder(valkey)
     recorder.start()
