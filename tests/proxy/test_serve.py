@@ -29,6 +29,7 @@ from proxy.embedded import EmbeddedValkey
 from tests.proxy.conftest import CHAT
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
+from verifier_pool.queue import evidence_key
 
 Start = Callable[..., "Serve"]
 
@@ -209,6 +210,10 @@ def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, t
         id = first.headers["x-countersign-id"]
         assert "x-countersign-verdict" not in first.headers
         with redis.Redis(unix_socket_path=str(path)) as client:
+            recorded = time.monotonic() + 5
+            while not client.exists(evidence_key(id)):
+                assert time.monotonic() < recorded
+                time.sleep(0.01)
             client.execute_command("WAITAOF", 1, 0, 3000)
         before = _valkey_of(path)
         os.kill(before, signal.SIGKILL)
