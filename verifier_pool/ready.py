@@ -1,13 +1,13 @@
 """`python -m verifier_pool.ready`: whether a worker process of this machine takes work. For probes of a supervisor.
 
 A process enters Redis' list of workers once its reference is loaded and tested, renews its entry while it lives, and
-drops out of the list when it ends or, after a minute or two, when it hangs. Exit code 0: it is listed; 1: it is not.
+drops out of the list when it ends or, after a minute or two, when it hangs. Exit code 0: it is listed; 1: it is not;
+2 and 3: no worker would start with these arguments or settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from typing import Any
 from redis.exceptions import RedisError
 from rq.worker_registration import REDIS_WORKER_KEYS
 
+from policies.errors import SettingsError
 from policies.settings import Settings
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.replays import queue_of
+from verifier_pool.roles import Roles, add_arguments, check_model, check_replays, roles_of
 from verifier_pool.runtime import connect, read_settings
 
 ANSWER_SECONDS = 5.0
@@ -26,14 +28,19 @@ ANSWER_SECONDS = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code. Raises SettingsError."""
-    arguments = _parser().parse_args(list(argv))
-    settings = read_settings(arguments.config)
+    """Returns the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(list(argv))
+    roles_of(parser, arguments)
     try:
-        taken = queues_of(settings, socket.gethostname())
+        settings = read_settings(arguments.config)
+        needed = expected(settings, arguments.only, arguments.model, arguments.reference)
+        return 0 if needed <= queues_of(settings, socket.gethostname()) else 1
     except RedisError:
         return 0 if arguments.alive else 1
-    return 0 if expected(settings, arguments.only, arguments.model, arguments.reference) <= taken else 1
+    except SettingsError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return SettingsError.exit_code
 
 
 def queues_of(settings: Settings, host: str) -> set[str]:
@@ -50,25 +57,30 @@ def queues_of(settings: Settings, host: str) -> set[str]:
 
 
 def expected(settings: Settings, only: str | None, model: str | None, reference: str | None) -> set[str]:
-    """Names of the queues that `countersign worker` takes work from, when it is called with these arguments."""
+    """Names of the queues that `countersign worker` takes work from, when it is called with these arguments.
+
+    Raises:
+        SettingsError: it would not start, because there is nothing of what it is asked to do.
+    """
     if only == "webhooks":
         return {WEBHOOK_QUEUE}
-    names = {VERIFY_QUEUE} if only in (None, "verify") else set()
-    if only in (None, "replay"):
-        chosen = {name: own for name, own in settings.models.items() if model in (None, name)}
-        if reference in (None, "first"):
-            names |= {queue_of(name, second=False) for name, own in chosen.items() if own.reference}
-        if reference in (None, "second"):
-            names |= {queue_of(name, second=True) for name, own in chosen.items() if own.second_reference}
+    roles = Roles(only != "replay", only != "verify", model, reference)
+    return ({VERIFY_QUEUE} if roles.verify else set()) | (_replays(settings, roles) if roles.replay else set())
+
+
+def _replays(settings: Settings, roles: Roles) -> set[str]:
+    check_model(settings, roles)
+    chosen = {name: own for name, own in settings.models.items() if roles.model in (None, name)}
+    first = {queue_of(name, second=False) for name, own in chosen.items() if own.reference}
+    second = {queue_of(name, second=True) for name, own in chosen.items() if own.second_reference}
+    names = {None: first | second, "first": first, "second": second}[roles.which]
+    check_replays(roles, names)
     return names
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m verifier_pool.ready", description=__doc__)
-    parser.add_argument("--config", default=os.environ.get("COUNTERSIGN_CONFIG"), help="settings file")
-    parser.add_argument("--only", choices=("verify", "replay", "webhooks"), help="as given to countersign worker")
-    parser.add_argument("--model", help="as given to countersign worker")
-    parser.add_argument("--reference", choices=("first", "second"), help="as given to countersign worker")
+    add_arguments(parser)
     parser.add_argument("--alive", action="store_true", help="a store that does not answer says nothing against it")
     return parser
 

@@ -11,39 +11,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from policies.errors import SettingsError
 from policies.settings import ReferenceSettings, Settings
 from verifier_pool import context, jobs, webhooks
 from verifier_pool.loop import Loop
+from verifier_pool.parents import stop_with
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
+from verifier_pool.roles import EVERYTHING, Roles, add_arguments, check_model, check_replays, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep_in_turn
+from verifier_pool.takeover import take_over
 from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
 
 COMMAND = (sys.executable, "-m", "countersign", "worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """What a process does. `model`: only this one's replays; `which`: only its `first` or its `second` reference."""
-
-    verify: bool = True
-    replay: bool = True
-    model: str | None = None
-    which: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +49,20 @@ class Served:
 
 def main(argv: Sequence[str]) -> int:
     """Run a worker; returns its exit code. Raises SettingsError, and StoreUnavailable with `--burst`."""
-    arguments = _parser().parse_args(list(argv))
+    arguments, roles = _read(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in ("rq.worker", "rq.job", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = read_settings(arguments.config)
     connect(settings).close()  # a wrong URL is said now, not after a reference took minutes to load
     stop = threading.Event()
+    if arguments.parent is not None:
+        stop_with(arguments.parent, stop)
     command = [*COMMAND, *(["--config", arguments.config] if arguments.config else [])]
     if arguments.only == "webhooks":
-        run_webhooks(settings, stop, burst=arguments.burst, parent=arguments.parent)
+        run_webhooks(settings, stop, burst=arguments.burst)
         return 0
-    if arguments.only == "verify" and arguments.processes > 1:
+    if arguments.processes > 1:
         _check_verifying(settings)
         stop_on_signals(stop)
         command += ["--only", "verify", *(["--burst"] if arguments.burst else [])]
@@ -79,21 +72,19 @@ def main(argv: Sequence[str]) -> int:
     if settings.webhook is not None and arguments.only is None and not arguments.burst:
         webhooks.check_settings(settings.webhook)
         child = Child([*command, "--only", "webhooks"])
-    roles = Roles(arguments.only != "replay", arguments.only != "verify", arguments.model, arguments.reference)
-    run(settings, stop, roles, burst=arguments.burst, child=child, parent=arguments.parent)
+    run(settings, stop, roles, burst=arguments.burst, child=child)
     return 0
 
 
 def run(
     settings: Settings,
     stop: threading.Event,
-    roles: Roles = Roles(),
+    roles: Roles = EVERYTHING,
     *,
     burst: bool = False,
     child: Child | None = None,
-    parent: int | None = None,
 ) -> None:
-    """Load what the roles need, say so, and work until `stop`, or until the process `parent` is gone.
+    """Load what the roles need, say so, and work until `stop`.
 
     Raises:
         SettingsError: a profile or a reference cannot be used.
@@ -107,8 +98,6 @@ def run(
         def tick() -> None:
             if child is not None:
                 child.keep()
-            if parent is not None and os.getppid() != parent:
-                stop.set()
 
         try:
             for each in served:
@@ -186,6 +175,7 @@ def _verifying(settings: Settings, stop: threading.Event) -> Worked:
 
     def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
         with _connected(settings) as store:
+            take_over(store.redis)
             secret = settings.audit.secret
             known = secret.get_secret_value().encode() if secret else store.audit_secret()
             here = context.Context(settings, store, profiles, known, second_profiles)
@@ -227,8 +217,7 @@ def _references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
     if not roles.replay:
         yield []
         return
-    if roles.model is not None and roles.model not in settings.models:
-        raise SettingsError("--model", f"one of {', '.join(settings.models) or 'none'}, not {roles.model!r}")
+    check_model(settings, roles)
     with contextlib.ExitStack() as closing:
         served: list[Served] = []
         for second in (False, True):
@@ -240,29 +229,23 @@ def _references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
                 model = settings.models.get(name, context.NO_MODEL)
                 limits = (model.second_reference if second else model.reference) or _NO_LIMITS
                 served.append(Served(name, second, reference, limits))
-        if not served and not roles.verify:
-            raise SettingsError("models", "a model with a reference, where --only replay is asked for")
+        check_replays(roles, served)
         yield served
 
 
 _NO_LIMITS = ReferenceSettings(kind="vllm_http", url="http://")
 
 
-def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = False, parent: int | None = None) -> None:
-    """Deliver verdicts to the webhook until `stop`, or until the process `parent` is gone."""
+def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = False) -> None:
+    """Deliver verdicts to the webhook until `stop`."""
     webhooks.check_settings(settings.webhook)
     stop_on_signals(stop)
 
     def work() -> None:
         with _connected(settings) as store:
             context.use(context.Context(settings, store))
-
-            def tick() -> None:
-                webhooks.drain_outbox(store, settings)
-                if parent is not None and os.getppid() != parent:
-                    stop.set()
-
-            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=tick)
+            drain = partial(webhooks.drain_outbox, store, settings)
+            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=drain)
             logger.info("ready: delivering webhooks")
             loop.serve(burst=burst)
 
@@ -280,13 +263,20 @@ def _connected(settings: Settings) -> Iterator[Store]:
         yield store
 
 
+def _read(argv: Sequence[str]) -> tuple[argparse.Namespace, Roles]:
+    parser = _parser()
+    arguments = parser.parse_args(list(argv))
+    if arguments.processes < 1:
+        parser.error("--processes is at least 1")
+    if arguments.processes > 1 and arguments.only != "verify":
+        parser.error("--processes goes with --only verify: what else there is runs once in each process")
+    return arguments, roles_of(parser, arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="countersign worker", description=__doc__)
-    parser.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
+    add_arguments(parser)
     parser.add_argument("--burst", action="store_true", help="end when no job is left")
-    parser.add_argument("--only", choices=("verify", "replay", "webhooks"), help="do one kind of work")
-    parser.add_argument("--model", help="replay this model only")
-    parser.add_argument("--reference", choices=("first", "second"), help="run only this reference of a model with two")
     parser.add_argument("--processes", type=int, default=1, help="with --only verify: how many processes")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     return parser

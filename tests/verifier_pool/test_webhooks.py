@@ -161,9 +161,3 @@ def test_the_worker_brings_its_own_webhook_process(redis: Redis, valkey_url: str
             process.terminate()
             assert process.wait(15) == 0
         assert redis.scard(RQ_PREFIX + ":workers") == 0
-
-
-def test_without_its_worker_the_webhook_process_ends(redis: Redis, valkey_url: str) -> None:
-    with listening(Receiver(status(200))) as receiver:
-        # A parent that is not ours: the process must notice and stop by itself.
-        worker.run_webhooks(hooked(valkey_url, receiver), threading.Event(), parent=1)

@@ -186,6 +186,9 @@ def test_each_kind_alone_until_nothing_is_left(
         (["--only", "replay"], {"toy": {}}, "models"),
         (["--only", "replay", "--model", "other"], {"toy": {"reference": REFERENCE}}, "--model"),
         (["--only", "replay", "--reference", "second"], {"toy": {"reference": REFERENCE}}, "models"),
+        (["--reference", "second"], {"toy": {"reference": REFERENCE}}, "models"),
+        (["--model", "other"], {"toy": {"reference": REFERENCE}}, "--model"),
+        (["--model", "other"], {"toy": {"reference": REFERENCE}, "other": {}}, "models"),
         (["--only", "verify", "--processes", "2"], {"toy": {"profile": "/nowhere.json"}}, "models.toy.profile"),
     ],
 )
@@ -197,6 +200,29 @@ def test_what_cannot_start_says_so(
     with pytest.raises(SettingsError) as caught:
         worker.main(["--config", str(path), *arguments])
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--processes", "4"], "--processes"),
+        (["--processes", "0", "--only", "verify"], "--processes"),
+        (["--processes", "-3"], "--processes"),
+        (["--only", "replay", "--processes", "3"], "--processes"),
+        (["--only", "webhooks", "--processes", "2"], "--processes"),
+        (["--only", "verify", "--model", "zzz"], "--model"),
+        (["--only", "verify", "--processes", "2", "--model", "toy"], "--model"),
+        (["--only", "webhooks", "--reference", "second"], "--reference"),
+        (["--only", "verify", "--reference", "first"], "--reference"),
+    ],
+)
+def test_an_argument_that_would_do_nothing_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        worker.main(["--config", str(config), *arguments])
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_replay_thread_that_breaks_ends_the_process(

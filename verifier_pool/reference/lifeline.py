@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
-import time
+
+from verifier_pool.parents import wait_for_end
 
 OWNER = "VERIFIER_ENGINE_OWNER"
 """Environment variable: id of the process that started the engine. Not `COUNTERSIGN_…`: those are settings, also of the
 processes that a worker starts."""
-
-POLL_SECONDS = 1.0
 
 
 class Lifeline:
@@ -26,35 +24,12 @@ class Lifeline:
 
 def watch(owner: int, core: int | None) -> None:
     """Wait until the process `owner` is gone, then kill the engine's core, where that is another one, and this one."""
-    _wait_for_end(owner)
+    wait_for_end(owner)
     if core is not None and os.getppid() == core:
         # The core of an engine with workers of its own is not loaded with this module, and waits for ever.
         with contextlib.suppress(ProcessLookupError):
             os.kill(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wait_for_end(owner: int) -> None:
-    try:
-        descriptor = os.pidfd_open(owner)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):
-        # No such descriptors here (an old kernel, or not Linux): the number is looked at instead.
-        while _runs(owner):
-            time.sleep(POLL_SECONDS)
-        return
-    select.select([descriptor], [], [])
-
-
-def _runs(owner: int) -> bool:
-    try:
-        os.kill(owner, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _parent_of(pid: int) -> int | None:
