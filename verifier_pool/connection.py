@@ -93,6 +93,11 @@ def connect_async(
     return AsyncRedis.from_pool(pool)
 
 
+def of_cluster(redis: Redis) -> bool:
+    """Whether a client of `connect` talks to a cluster."""
+    return isinstance(getattr(redis.connection_pool, "sentinel_manager", None), _Slot)
+
+
 class _Reset:
     """A connection that the other side has reset is a ConnectionError; uvloop says RuntimeError to whoever writes."""
 
