@@ -60,6 +60,14 @@ def take_over(redis: Redis) -> int:
     """
     if connection.of_cluster(redis) or not _left(redis):
         return 0
+    try:
+        return _taken_over(redis)
+    except NoPermissionError:
+        logger.error("an earlier release left keys that this user of Redis may not touch; they stay where they are")
+        return 0
+
+
+def _taken_over(redis: Redis) -> int:
     tell = _deliveries(redis)
     moved = 0
     for names in _chunks(redis.scan_iter(match=OLD + "*", count=_CHUNK)):

@@ -127,16 +127,21 @@ def test_many_keys(redis: Redis) -> None:
     assert redis.get(verdict_key("1233")) == b"1233"
 
 
-@pytest.mark.parametrize("keys", ["{countersign}:*", "*"])
-def test_a_user_with_todays_names_alone_is_left_in_peace(redis: Redis, keys: str) -> None:
-    redis.set(AUDIT_SECRET, b"new")
-    redis.acl_setuser("narrow", reset=True, enabled=True, passwords=["+pw"], keys=[keys], commands=["+@all"])
+@pytest.mark.parametrize("keys", [[], [OLD + "*"], [OLD + "*", "rq:*"]])
+def test_a_user_who_may_not_see_all_of_it_is_left_in_peace(
+    redis: Redis, keys: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    redis.set(OLD + "audit-secret", b"old")
+    redis.acl_setuser(
+        "narrow", reset=True, enabled=True, passwords=["+pw"], keys=[PREFIX + "*", *keys], commands=["+@all"]
+    )
     try:
         path = redis.connection_pool.connection_kwargs["path"]
         with Redis(unix_socket_path=path, username="narrow", password="pw") as narrow:
-            assert take_over(narrow) == 0
+            assert take_over(narrow) == (len(keys) == 2)
     finally:
         redis.acl_deluser("narrow")
+    assert ("may not touch" in caplog.text) == (len(keys) == 1)
 
 
 def test_a_cluster_is_left_in_peace(tmp_path: Path) -> None:
