@@ -9,14 +9,13 @@ from enum import Enum
 from typing import Any
 
 from redis import Redis
-from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from policies.errors import ReplayError
 from policies.evidence import Replay
-from verifier_pool.loop import OurJob, RefusedJob
 from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import (
@@ -29,6 +28,7 @@ from verifier_pool.replays import (
     response_of,
     unpack_requests,
 )
+from verifier_pool.rq_job import OurJob, RefusedJob
 
 ENGINE_FAILED = "engine_failed"
 SETTLED = FINAL_REASONS | {UNREADABLE}
@@ -206,7 +206,7 @@ def read_flights(redis: Redis, ids: Sequence[str]) -> tuple[list[Flight], list[s
         held, asked = next(found), next(found)
         try:
             flights.append(_flight(redis, id, held, asked))
-        except (NoSuchJobError, DeserializationError, ValueError, TypeError, KeyError):
+        except Exception:
             unreadable.append(id)
     return flights, unreadable
 

@@ -11,10 +11,8 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from redis import Redis
@@ -22,104 +20,15 @@ from redis.exceptions import RedisError, WatchError
 from rq import Queue, SimpleWorker
 from rq.exceptions import DequeueTimeout
 from rq.executions import Execution, ExecutionRegistry
-from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
-from verifier_pool.replays import REPLAY_JOB
+from verifier_pool.rq_job import OurJob, OurQueue, place_of
 from verifier_pool.runtime import ANSWER_SECONDS
 
 logger = logging.getLogger(__name__)
-
-MAINTENANCE_LOCK_SECONDS = 20
-"""How long a worker that dies at its upkeep keeps the others from it; the upkeep itself takes milliseconds."""
-STRANDED_SECONDS = 15
-"""How long a job may be taken and not begun, once that was noticed. One follows the other within milliseconds."""
-REMEMBERED_SECONDS = 8 * STRANDED_SECONDS
-"""How long the time at which that was noticed is kept."""
-ALLOWED = frozenset({VERIFY_JOB, WEBHOOK_JOB, REPLAY_JOB})
-
-
-def place_of(kind: type[BaseException], trace: TracebackType | None) -> str:
-    """Type of an exception and where it came from, without its message: an engine's may quote the prompt."""
-    frames = traceback.extract_tb(trace)
-    return "\n".join([kind.__name__, *(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)])
-
-
-def _without_text(record: logging.LogRecord) -> bool:
-    """rq logs whole tracebacks, messages and what led to them included; here they shrink to types and places."""
-    if record.exc_info and record.exc_info[0] is not None:
-        kind, _, trace = record.exc_info
-        record.msg, record.args = f"{record.getMessage()}: {place_of(kind, trace)}", ()
-        record.exc_info = record.exc_text = None
-    return True
-
-
-for _name in ("rq.worker", "rq.job", "rq.queue", "rq.registry"):
-    logging.getLogger(_name).addFilter(_without_text)
-
-
-class RefusedJob(Exception):
-    """Somebody queued a function that is not ours."""
-
-
-class OurJob(Job):
-    """A job that runs our functions only: whoever can write to Redis must not be able to run code here."""
-
-    @property
-    def func(self) -> Any:
-        if self.func_name not in ALLOWED or self.instance is not None:
-            self.retries_left = 0
-            raise RefusedJob("the function is not on the allow-list")
-        return super().func
-
-    def set_status(self, status: JobStatus, pipeline: Any = None) -> None:
-        """In one step with the list or registry that it stands for, never alone.
-
-        rq writes that a retry is scheduled before it schedules it, and whoever dies in between would leave a job that
-        is said to wait and waits nowhere. What schedules it writes its status too.
-        """
-        if pipeline is None:
-            self._status = status
-        else:
-            super().set_status(status, pipeline)
-
-    success_callback = failure_callback = stopped_callback = property(lambda self: None)
-
-    def send_webhooks(self, *args: Any, **kwargs: Any) -> None:
-        """rq's own webhooks know neither signatures nor an address guard."""
-
-
-class _Taken(IntermediateQueue):
-    """What was taken and is not begun; rq gives it a minute."""
-
-    def set_first_seen(self, job_id: str) -> bool:
-        # rq remembers it for a day, and would take a retry for stranded that is just being begun.
-        key = self.get_first_seen_key(job_id)
-        return bool(self.connection.set(key, now().timestamp(), nx=True, ex=REMEMBERED_SECONDS))
-
-    def remove(self, job_id: str) -> None:
-        super().remove(job_id)
-        self.connection.delete(self.get_first_seen_key(job_id))
-
-    def should_be_cleaned_up(self, job_id: str) -> bool:
-        since = self.get_first_seen(job_id)
-        return since is not None and (now() - since).total_seconds() > STRANDED_SECONDS
-
-
-class OurQueue(FairQueue):
-    """A queue whose upkeep is not blocked for a quarter of an hour by a worker that died doing it."""
-
-    @property
-    def intermediate_queue(self) -> IntermediateQueue:
-        return _Taken(self.key, connection=self.connection)
-
-    def acquire_maintenance_lock(self) -> bool:
-        return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=MAINTENANCE_LOCK_SECONDS))
 
 
 class Loop(SimpleWorker):
@@ -295,10 +204,20 @@ class Loop(SimpleWorker):
     def _tick(self) -> None:
         self._stay_listed()
         if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            self._keep_up()
         self._release_due()
         if self._on_tick is not None:
             self._on_tick()
+
+    def _keep_up(self) -> None:
+        try:
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+        except RedisError:
+            raise
+        except Exception as error:
+            # A job that cannot be read, say. Whoever works on is worth more than an upkeep that is complete.
+            logger.error("upkeep failed: %s", place_of(type(error), error.__traceback__))
+            self.last_cleaned_at = now()  # type: ignore[assignment]
 
     def _stay_listed(self) -> None:
         """Alive among the workers; anew where Redis forgot that, or took this one for dead after a long outage."""
@@ -312,22 +231,22 @@ class Loop(SimpleWorker):
             self.register_birth()  # type: ignore[no-untyped-call]
 
     def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
-        try:
-            return OurQueue.dequeue_any(
-                self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
-            )
-        except DequeueTimeout:
-            return None
-        except RedisError:
-            raise
-        except Exception as error:
-            id = getattr(error, "job_id", None)
-            if id is None:
+        while True:
+            try:
+                return OurQueue.dequeue_any(
+                    self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
+                )
+            except DequeueTimeout:
+                return None
+            except RedisError:
                 raise
-            logger.error("job %s cannot be read (%s); dropped", id, type(error).__name__)
-            self.queues[0].intermediate_queue.remove(id)
-            self._on_failed(id, "job_unreadable")
-            return None
+            except Exception as error:
+                id = getattr(error, "job_id", None)
+                if id is None:
+                    raise
+                logger.error("job %s cannot be read (%s); dropped", id, type(error).__name__)
+                self.queues[0].intermediate_queue.remove(id)
+                self._on_failed(id, "job_unreadable")
 
     def _release_due(self) -> None:
         """Queue the retries whose time has come. A rival worker doing the same wins or loses as a whole."""
@@ -338,16 +257,38 @@ class Loop(SimpleWorker):
             due = registry.get_jobs_to_schedule()
             if not due:
                 return
-            jobs = OurJob.fetch_many(due, connection=self.connection, serializer=JSONSerializer)
+            jobs, unreadable = self._fetch(due)
             pipeline.multi()
-            for id, job in zip(due, jobs, strict=True):
-                pipeline.zrem(registry.key, id)
-                if job is not None:
-                    queue._enqueue_job(job, pipeline=pipeline)
+            for job in jobs:
+                queue._enqueue_job(job, pipeline=pipeline)
+            pipeline.zrem(registry.key, *due)
             try:
                 pipeline.execute()
             except WatchError:
                 return
+        for id in unreadable:
+            logger.error("job %s cannot be read; dropped", id)
+            self._on_failed(id, "job_unreadable")
+
+    def _fetch(self, ids: Sequence[str]) -> tuple[list[OurJob], list[str]]:
+        """The jobs of these ids that there still are, and the ids of those that cannot be read."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for id in ids:
+                pipeline.hgetall(OurJob.key_for(id))
+            found = pipeline.execute()
+        jobs: list[OurJob] = []
+        unreadable: list[str] = []
+        for id, held in zip(ids, found, strict=True):
+            if not held:
+                continue
+            job = OurJob(id, connection=self.connection, serializer=JSONSerializer)
+            try:
+                job.restore(held)
+            except Exception:
+                unreadable.append(id)
+            else:
+                jobs.append(job)
+        return jobs, unreadable
 
     def _pulse(self, ended: threading.Event) -> None:
         next_timer = 0.0

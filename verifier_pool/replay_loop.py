@@ -39,6 +39,7 @@ from verifier_pool.replays import (
     queue_of,
     response_of,
 )
+from verifier_pool.rq_job import place_of
 from verifier_pool.stages import Stages
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ class ReplayLoop(Loop):
             pipeline.execute()
         self._hand = []
         for flight in sorted(flights, key=lambda flight: -flight.tokens):
-            flight.patience = flight.job.timeout or flight.patience
+            flight.patience = max(flight.job.timeout or 0, 0) or flight.patience
             self._flying.add(flight)
             flight.begin(self._submit, self._landings.put)
         self._send_canary()
@@ -231,7 +232,7 @@ class ReplayLoop(Loop):
             return 0
         with self.connection.pipeline() as pipeline:
             for flight, fate in batch:
-                self._end(flight, fate, pipeline)
+                self._end_alone(flight, fate, pipeline)
             pipeline.hincrby(self.key, "successful_job_count", len(batch))
             pipeline.execute()
         self._over([flight for flight, _ in batch])
@@ -258,6 +259,19 @@ class ReplayLoop(Loop):
         elif any(flight.troubled for flight in flights) and time.monotonic() >= self._not_before:
             self._not_before = time.monotonic() + TROUBLE_SECONDS[min(self._troubles, len(TROUBLE_SECONDS) - 1)]
             self._troubles += 1
+
+    def _end_alone(self, flight: Flight, fate: Fate, pipeline: Any) -> None:
+        """`_end`; a job at which that breaks takes no other down: it is a dead letter."""
+        commands = self.connection.pipeline()
+        try:
+            self._end(flight, fate, commands)
+        except Exception as error:
+            logger.error("job %s cannot be ended: %s", flight.job.id, place_of(type(error), error.__traceback__))
+            flight.failure = flight.failure or error
+            commands = self.connection.pipeline()
+            flight.job.meta = {}
+            self._bury(flight, commands)
+        pipeline.command_stack += commands.command_stack
 
     def _end(self, flight: Flight, fate: Fate, pipeline: Any) -> None:
         """What becomes of a job, as commands of one transaction. May be called again when that one failed."""

@@ -116,7 +116,8 @@ class Stages:
         pipeline = self.redis.pipeline(transaction=False)
         for job in jobs:
             pipeline.hget(Job.key_for(job), "status")
-        return {job: found.decode() if found else None for job, found in zip(jobs, pipeline.execute(), strict=True)}
+        found = zip(jobs, pipeline.execute(), strict=True)
+        return {job: status.decode(errors="replace") if status else None for job, status in found}
 
     def _answered(self, id: str, outcomes: bytes, who: Mapping[str, Any], *, second: bool) -> None:
         with self.redis.pipeline() as pipeline:

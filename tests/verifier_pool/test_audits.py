@@ -26,7 +26,7 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives, together
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import context, fair, jobs, loop, queue, replay_loop, worker
+from verifier_pool import context, fair, jobs, queue, replay_loop, rq_job, worker
 from verifier_pool.judge import replay_choices
 from verifier_pool.loop import Loop
 from verifier_pool.profiles import name_of
@@ -304,7 +304,7 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
 ) -> None:
     # What a dead worker held is found at once.
     monkeypatch.setattr(Loop, "patience", 0)
-    monkeypatch.setattr(loop, "STRANDED_SECONDS", -1)
+    monkeypatch.setattr(rq_job, "STRANDED_SECONDS", -1)
     rules = declared(valkey_url, webhook=WEBHOOK)
     evidence = answer((40, 41), 48, salt=1)
 

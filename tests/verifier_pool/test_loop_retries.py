@@ -16,8 +16,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives
 from tests.verifier_pool.toy import settings
 from verifier_pool.fair import FairQueue, options
-from verifier_pool.loop import STRANDED_SECONDS, OurJob
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
+from verifier_pool.rq_job import STRANDED_SECONDS, OurJob
 
 ID = "a" * 32
 
