@@ -29,7 +29,7 @@ def wait_for_end(process: int) -> None:
         return
     except (AttributeError, OSError):
         # No such descriptors here (an old kernel, or not Linux): the number is looked at instead.
-        while _runs(process):
+        while runs(process):
             time.sleep(POLL_SECONDS)
         return
     end = select.poll()  # unlike `select`, at home with a process of many descriptors
@@ -38,7 +38,8 @@ def wait_for_end(process: int) -> None:
     os.close(descriptor)
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
+    """Whether there is a process of this id."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -46,3 +47,15 @@ def _runs(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def began(process: int) -> float | None:
+    """When a process of this machine was started, as a Unix time good to a second; None where nobody says."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/stat", encoding="ascii", errors="replace") as file:
+            booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
+        return booted + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,8 +1,8 @@
 """`python -m verifier_pool.ready`: whether a worker process of this machine takes work. For probes of a supervisor.
 
 A process enters Redis' list of workers once its reference is loaded and tested, renews its entry while it lives, and
-drops out of the list when it ends or, after a minute or two, when it hangs. Exit code 0: it is listed; 1: it is not;
-2 and 3: no worker would start with these arguments or settings.
+drops out of the list when it ends or, after a minute or two, when it hangs; one that was killed counts no more. Exit
+code 0: it is listed; 1: it is not; 2 and 3: no worker would start with these arguments or settings.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
+from rq.utils import utcparse
 from rq.worker_registration import REDIS_WORKER_KEYS
 
 from policies.errors import SettingsError
 from policies.settings import Settings
+from verifier_pool.parents import began, runs
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.replays import queue_of
 from verifier_pool.roles import Roles, add_arguments, check_model, check_replays, roles_of
@@ -25,6 +27,8 @@ from verifier_pool.runtime import connect, read_settings
 
 ANSWER_SECONDS = 5.0
 """How long Redis may take to answer."""
+CLOCK_SECONDS = 30.0
+"""How far a clock that was set meanwhile may move the start of a process that lives past its entry in the list."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,11 +53,23 @@ def queues_of(settings: Settings, host: str) -> set[str]:
     try:
         pipeline = store.pipeline(transaction=False)
         for key in store.smembers(REDIS_WORKER_KEYS):
-            pipeline.hmget(key, "hostname", "queues")
-        here = [queues for name, queues in pipeline.execute() if name == host.encode() and queues]
+            pipeline.hmget(key, "hostname", "queues", "pid", "birth")
+        found = pipeline.execute()
+        here = [queues for name, queues, *who in found if name == host.encode() and queues and _lives(*who)]
         return {queue for queues in here for queue in queues.decode().split(",")}
     finally:
         store.close()
+
+
+def _lives(pid: bytes | None, birth: bytes | None) -> bool:
+    """Whether the process that entered itself still runs: a killed one stays listed for a minute or two, and in a
+    container its successor has the same id."""
+    try:
+        process, entered = int(pid or b""), utcparse((birth or b"").decode()).timestamp()
+    except ValueError:
+        return False
+    start = began(process)
+    return runs(process) and (start is None or start <= entered + CLOCK_SECONDS)
 
 
 def expected(settings: Settings, only: str | None, model: str | None, reference: str | None) -> set[str]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from redis import Redis
+from rq import SimpleWorker
+from rq.utils import now, utcformat
+from rq.worker_registration import REDIS_WORKER_KEYS
 
+from policies.settings import Settings
+from tests.verifier_pool import rig
 from verifier_pool import ready
+from verifier_pool.parents import began
+from verifier_pool.queue import VERIFY_QUEUE
 
 REFERENCE = {"kind": "vllm_http", "url": "http://127.0.0.1:9"}
 MODELS = {"toy": {"reference": REFERENCE}, "bare": {}}
@@ -71,3 +82,30 @@ def test_arguments_are_the_workers(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("alive", "code"), [([], 1), (["--alive"], 0)])
 def test_a_store_that_is_away(tmp_path: Path, alive: list[str], code: int) -> None:
     assert ready.main(["--config", config(tmp_path, f"unix://{tmp_path}/none.sock"), *alive]) == code
+
+
+def test_a_killed_worker_is_not_ready_though_it_is_listed(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
+    arguments = ["--config", config(tmp_path, valkey_url), "--only", "verify"]
+    code = "import sys; from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
+    process = rig.start(code, *arguments)
+    try:
+        rig.wait_until(lambda: ready.main(arguments) == 0, 30)
+    finally:
+        process.kill()
+        process.wait()
+    assert redis.smembers(REDIS_WORKER_KEYS)
+    assert ready.main(arguments) == ready.main([*arguments, "--alive"]) == 1
+
+
+def test_a_successor_with_the_same_process_id_is_not_who_entered_itself(redis: Redis, valkey_url: str) -> None:
+    worker = SimpleWorker([VERIFY_QUEUE], connection=redis)
+    rules = Settings.model_validate({"redis_url": valkey_url})
+    worker.register_birth()  # type: ignore[no-untyped-call]
+    assert ready.queues_of(rules, socket.gethostname()) == {VERIFY_QUEUE}
+    start = began(os.getpid())
+    assert start is not None
+    assert time.time() - 3600 < start <= time.time() + 1
+    redis.hset(worker.key, "birth", utcformat(datetime.fromtimestamp(start - 60, UTC)))
+    assert not ready.queues_of(rules, socket.gethostname())
+    redis.hset(worker.key, mapping={"birth": utcformat(now()), "pid": "rubbish"})
+    assert not ready.queues_of(rules, socket.gethostname())
