@@ -15,10 +15,10 @@ first pass, twice that where a second reference confirms.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import cast
 
+from redis import Redis
 from rq.job import Job, JobStatus
 
 from policies.settings import VerificationSettings
@@ -56,9 +56,10 @@ def sweep(store: Store, settings: VerificationSettings, now: float | None = None
       proxy died between its intent and its evidence;
     - a job of it ran and failed for good, and whoever saw that died before saying so: `job_failed`.
 
-    Replays that wait for too long are given up.
+    Replays that wait for too long are given up. Times are Redis's own: a worker whose clock is ahead must not end
+    what others are at.
     """
-    now = time.time() if now is None else now
+    now = _clock(store.redis) if now is None else now
     stages = Stages(store.redis, settings)
     _give_up_replays(stages, now)
     ids = store.overdue(now, BATCH)
@@ -121,6 +122,11 @@ def _give_up_replays(stages: Stages, now: float) -> None:
             stages.give_up(id, reason, second=second)
             if reason == BACKLOG:
                 redis.delete(Job.key_for(job))  # an id without a job is dropped when its turn comes
+
+
+def _clock(redis: Redis) -> float:
+    seconds, micros = redis.time()
+    return seconds + micros / 1e6
 
 
 def _present(store: Store, id: str) -> list[bool]:

@@ -206,3 +206,18 @@ def test_the_loop_sweeps_by_itself(redis: Redis, valkey_url: str, monkeypatch: p
     rig.stop_when_decided(redis, "a" * 32, stop)
     worker.run(settings(valkey_url), stop)
     assert rig.verdict_of(redis, "a" * 32)["reasons"] == ["proxy_lost"]
+
+
+@pytest.mark.parametrize("off", [-5000.0, 5000.0])
+def test_a_worker_with_a_wrong_clock_ends_nothing_early_and_nothing_late(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    store = Store(redis, verdict_ttl=600)
+    now = time.time()
+    open_one, lost = "a" * 32, "b" * 32
+    rig.intent(redis, open_one, now + 60)
+    rig.intent(redis, lost, now - 60)
+    monkeypatch.setattr(time, "time", lambda: now + off)
+    assert sweep(store, settings(valkey_url).verification) == 1
+    assert not store.decided(open_one)
+    assert store.decided(lost)
