@@ -23,9 +23,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from benchmarks.cost.claims import claim_arrays
 from benchmarks.cost.plan import DICTS, FLAT, IDS, PLAIN, PREFILL, WORKER
@@ -80,6 +82,8 @@ class Arms:
         self._top_k = top_k
         self._runtime, self._precision = runtime, precision
         self._numbers = itertools.count()
+        spelling = Path(str(settings.path)) / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(spelling)) if spelling.exists() else None
         self.name = self._reference.name
         self.scores_ids = self._reference.scores_ids
 
@@ -154,7 +158,7 @@ class Arms:
             output_ids=output_ids,
             claim_ids=claim_ids,
             claim_logprobs=claim_logprobs,
-            text=answer.text,
+            text=self._tokenizer.decode(output_ids.tolist()) if self._tokenizer else "",
             finish_reason=answer.finish_reason,
             usage=Usage(prompt, output, prompt, output, prompt + output),
         )

@@ -64,7 +64,8 @@ def test_forms(start: Any) -> None:
         assert set(row[row >= 0].tolist()) == {int(emitted), 60, *range(18)}
     assert all({60, *range(18)} <= set(row.tolist()) for row in full.ids)
     assert bare.ids.shape == (12, 1)
-    assert [one.prompt_logprobs for one in FakeLlm.made[-1].asked] == [20, None, None]
+    # In whatever order the forms had their turns.
+    assert sorted(one.prompt_logprobs or 0 for one in FakeLlm.made[-1].asked) == [0, 0, 20]
 
 
 def test_an_operators_engine_arguments(start: Any) -> None:
