@@ -44,10 +44,6 @@ class Store:
         """Packed evidence, or None once it expired."""
         return cast("bytes | None", self.redis.get(evidence_key(id)))
 
-    def evidence_exists(self, id: str) -> bool:
-        """Whether the evidence has not expired."""
-        return bool(self.redis.exists(evidence_key(id)))
-
     def intent(self, id: str) -> dict[str, Any] | None:
         """The intent, or None when it is gone or unreadable."""
         return _json(self.redis.get(intent_key(id)))
