@@ -61,14 +61,14 @@ class Where:
 def parse(url: str) -> Where:
     """Raises SettingsError; a URL may hold a password, so it is not repeated."""
     try:
-        parts = urlsplit(url)
-        scheme, _, kind = parts.scheme.partition("+")
+        scheme, netloc, path, asked = _split(url)
+        scheme, _, kind = scheme.partition("+")
         if kind not in ("", *PORTS) or scheme not in ("redis", "rediss", "unix") or (kind and scheme == "unix"):
             raise ValueError
-        user, at, hosts = parts.netloc.rpartition("@")
-        names = [unquote(part) for part in parts.path.split("/") if part]
+        user, at, hosts = netloc.rpartition("@")
+        names = [unquote(part) for part in path.split("/") if part]
         name = names.pop(0) if kind == "sentinel" and names else ""
-        query = f"?{parts.query}" if parts.query else ""
+        query = f"?{asked}" if asked else ""
         whole = url if not kind else f"{scheme}://{user}{at}host/{'/'.join(names)}{query}"
         options = parse_url(whole)  # type: ignore[no-untyped-call]
         asking = {key: options.pop(f"sentinel_{key}", None) for key in ("username", "password")}
@@ -83,6 +83,16 @@ def parse(url: str) -> Where:
         return Where(url, kind, scheme == "rediss", addresses, name, _checked(options), asking)
     except (ValueError, KeyError):
         raise SettingsError("redis_url", EXPECTED) from None
+
+
+def _split(url: str) -> tuple[str, str, str, str]:
+    """Scheme, what names the hosts, path and query; `urlsplit` itself refuses brackets within a list of hosts."""
+    scheme, found, rest = url.strip().partition("://")
+    end = min((rest.index(mark) for mark in "/?#" if mark in rest), default=len(rest))
+    tail = urlsplit(f"//host{rest[end:]}")
+    if not found or tail.fragment:
+        raise ValueError
+    return scheme.lower(), rest[:end], tail.path, tail.query
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:

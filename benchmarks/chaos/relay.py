@@ -86,7 +86,8 @@ class _End(asyncio.Protocol):
             _reset(transport)
             return
         if self._relay._state == BLACKHOLE:
-            transport.pause_reading()
+            # Not at once: older versions of asyncio begin to read after this call, paused or not.
+            asyncio.get_running_loop().call_soon(self._hold_in_the_hole)
         for data in self._early:
             transport.write(data)
         self._early.clear()
@@ -112,6 +113,10 @@ class _End(asyncio.Protocol):
             self._early.append(data)
         else:
             self._transport.write(data)
+
+    def _hold_in_the_hole(self) -> None:
+        if self._relay._state == BLACKHOLE:
+            self.hold()
 
     def hold(self) -> None:
         if self._transport is not None:
