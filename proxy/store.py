@@ -31,10 +31,10 @@ from verifier_pool.queue import (
 )
 from verifier_pool.scripts import STORE_STANDING, open_intent
 
-PATIENCE = 1.0
+PATIENCE = 2.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
-one that hangs costs this, and only to the requests of its first second; much less would mistake a busy machine,
-whose event loop itself comes late, for an outage."""
+one that hangs costs this, and only to the requests of its first two seconds; less mistook a busy machine, whose event
+loop itself comes late, for an outage."""
 
 _POLL = 1.0
 _REMEMBERED = 20_000
@@ -126,9 +126,11 @@ class Store:
         async with self._asking_aside():
             return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
 
-    async def wait(self, id: str, seconds: float, *, through_drain: bool = True) -> dict[str, Any] | None:
+    async def wait(
+        self, id: str, seconds: float, *, through_drain: bool = True, through_outage: bool = False
+    ) -> dict[str, Any] | None:
         """The verification as soon as there is one; None when the time is over, or the proxy drains and the
-        caller does not want to wait through that. Raises StoreUnavailable.
+        caller does not want to wait through that. Raises StoreUnavailable, at the end where it waits through outages.
         """
         deadline = time.monotonic() + seconds
         woken = asyncio.Event()
@@ -137,8 +139,12 @@ class Store:
         try:
             while True:
                 woken.clear()
-                if (found := await self.verification(id)) is not None:
-                    return found
+                try:
+                    if (found := await self.verification(id)) is not None:
+                        return found
+                except StoreUnavailable:
+                    if not through_outage or time.monotonic() >= deadline:
+                        raise
                 left = deadline - time.monotonic()
                 if left <= 0 or (self._draining() and not through_drain):
                     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -137,6 +138,20 @@ def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
     while _metric(rig, 'countersign_verdicts_total{backend="b1",verdict="pass"}') != 1:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_who_waits_for_a_verdict_waits_through_an_outage(rig: Rig, valkey: Valkey) -> None:
+    rig.backend.script = [wire.whole(wire.BODY)]
+    id = rig.chat().headers["x-countersign-id"]
+    rig.evidence(id)
+    valkey.freeze()
+    _assert_unverified(rig.chat())
+    assert rig.http.get(f"/v1/verifications/{id}").status_code == 503
+    thaw = threading.Timer(1.0, valkey.thaw)
+    thaw.start()
+    answer = rig.http.get(f"/v1/verifications/{id}?wait=4")
+    thaw.join()
+    assert (answer.status_code, answer.json()["status"]) == (200, "pending")
 
 
 def test_a_full_redis_is_no_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture) -> None:
