@@ -21,23 +21,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
 import orjson
 from redis import Redis
-from redis.exceptions import RedisError
 from rq.job import Job
 
-from policies.errors import StoreUnavailable
 from policies.settings import Settings
 from verifier_pool import dead_letters
 from verifier_pool.dead_letters import Letter
 from verifier_pool.fair import LANES, FairQueue
 from verifier_pool.queue import waiting_bytes_key, waiting_key
 from verifier_pool.replays import CANARIES
-from verifier_pool.runtime import connect, read_settings
+from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Standings
 from verifier_pool.terminal import encodable, plain, table
 
@@ -53,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.action != "list" and bool(arguments.ids) == arguments.all:
         parser.error(f"{arguments.action} needs IDs, or --all")
     settings = read_settings(arguments.config)
-    with _store(settings) as redis:
+    with answering(settings, TIMEOUT) as redis:
         if arguments.action == "list":
             return _list(redis, settings, arguments.json)
         return _change(redis, settings, arguments)
@@ -215,15 +213,6 @@ def _print(lines: Sequence[str]) -> None:
         print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def _store(settings: Settings) -> Iterator[Redis]:
-    with contextlib.closing(connect(settings, timeout=TIMEOUT)) as redis:
-        try:
-            yield redis
-        except RedisError as error:
-            raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
 
 
 def _parser() -> argparse.ArgumentParser:

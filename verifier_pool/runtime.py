@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def connect(settings: Settings, *, timeout: float | None = None) -> Redis:
     """
     # One retry at once takes the place of a pooled connection that a restart broke; outages are the loop's matter.
     return connection.connect(store_url(settings, os.environ), timeout=ANSWER_SECONDS if timeout is None else timeout)
+
+
+@contextlib.contextmanager
+def answering(settings: Settings, timeout: float) -> Iterator[Redis]:
+    """A client for a command at a terminal, which waits for no outage. Raises StoreUnavailable for what Redis says."""
+    with contextlib.closing(connect(settings, timeout=timeout)) as redis:
+        try:
+            yield redis
+        except RedisError as error:
+            raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
 
 
 def through_outages(work: Callable[[], Any], stop: threading.Event, *, burst: bool = False) -> None:

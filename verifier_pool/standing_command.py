@@ -13,28 +13,26 @@ exit code 0: none of the backends shown is quarantined, or what you decided was 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import getpass
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import orjson
 from redis import Redis
-from redis.exceptions import RedisError
 
 from policies import standing
-from policies.errors import CountersignError, SettingsError, StoreUnavailable
+from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings
 from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
 from verifier_pool.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
-from verifier_pool.runtime import connect, read_settings
+from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Contended, Standings
 from verifier_pool.standing_text import Shown, line_per_backend, page
 from verifier_pool.terminal import encodable, plain
@@ -67,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     action = next((name for name in ACTIONS if getattr(arguments, name)), None)
     _check(parser, arguments, action)
     settings = read_settings(arguments.config)
-    with _store(settings) as redis:
+    with answering(settings, TIMEOUT) as redis:
         if action is not None:
             return _act(redis, settings, arguments, action)
         if arguments.backend is None:
@@ -190,15 +188,6 @@ def _user() -> str:
 
 def _quarantined(shown: Shown) -> bool:
     return shown.declared and shown.summary["state"] == standing.QUARANTINED
-
-
-@contextlib.contextmanager
-def _store(settings: Settings) -> Iterator[Redis]:
-    with contextlib.closing(connect(settings, timeout=TIMEOUT)) as redis:
-        try:
-            yield redis
-        except RedisError as error:
-            raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, action: str | None) -> None:
