@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -37,7 +35,7 @@ from verifier_pool.queue import waiting_bytes_key, waiting_key
 from verifier_pool.replays import CANARIES
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Standings
-from verifier_pool.terminal import encodable, plain, table
+from verifier_pool.terminal import plain, print_lines, table
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""
@@ -64,11 +62,11 @@ def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
     references = _references(redis, settings)
     dead = [_shown(letter, now) for letter in dead_letters.find(redis)]
     if as_json:
-        _print([json.dumps({"queues": queues, "backends": backends, "references": references, "dead": dead})])
+        print_lines([json.dumps({"queues": queues, "backends": backends, "references": references, "dead": dead})])
         return 0
     lines = ["queues", *_table(_QUEUE, queues), "", "waiting for a verdict", *_table(_BACKEND, backends), ""]
     lines += ["known answers replayed", *_table(_REFERENCE, references), "", "dead letters", *_table(_LETTER, dead)]
-    _print(lines)
+    print_lines(lines)
     return 0
 
 
@@ -80,10 +78,10 @@ def _change(redis: Redis, settings: Settings, arguments: argparse.Namespace) -> 
     done = [_done(redis, settings, letter, arguments.action) for letter in letters]
     done += [{"job": id, "id": id, "done": False, "why": "there is no such dead letter"} for id in unknown]
     if arguments.json:
-        _print([json.dumps(done)])
+        print_lines([json.dumps(done)])
     else:
         word = {"requeue": "queued anew", "drop": "dropped"}[arguments.action]
-        _print(
+        print_lines(
             [f"{plain(each['job'])}: {word if each['done'] else 'not ' + word + ': ' + each['why']}" for each in done]
         )
     return int(not arguments.all and not all(each["done"] for each in done))
@@ -206,13 +204,6 @@ def _cell(name: str, value: Any) -> str:
         seconds = int(value)
         return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
     return plain(value)
-
-
-def _print(lines: Sequence[str]) -> None:
-    try:
-        print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ from verifier_pool.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Contended, Standings
 from verifier_pool.standing_text import Shown, line_per_backend, page
-from verifier_pool.terminal import encodable, plain
+from verifier_pool.terminal import plain, print_lines
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
             return _all(redis, settings, arguments.json)
         _known(redis, settings, arguments.backend)
         shown = _shown(redis, settings, arguments.backend)
-    _print([_json(shown)] if arguments.json else page(shown, settings, min(_width(), WIDTH)))
+    print_lines([_json(shown)] if arguments.json else page(shown, settings, min(_width(), WIDTH)))
     return int(_quarantined(shown))
 
 
@@ -88,12 +88,12 @@ def _all(redis: Redis, settings: Settings, as_json: bool) -> int:
             print(f"countersign standing: {error}", file=sys.stderr)
             failed = True
     if as_json:
-        _print([_json(shown) for shown in found])
+        print_lines([_json(shown) for shown in found])
     elif found:
         # A line that goes to a file or another program is not cut.
-        _print(line_per_backend(found, _width() if sys.stdout.isatty() else 10_000, time.time()))
+        print_lines(line_per_backend(found, _width() if sys.stdout.isatty() else 10_000, time.time()))
     elif not failed:
-        _print(["no backends: the settings name none, and none has a record"])
+        print_lines(["no backends: the settings name none, and none has a record"])
     return int(failed or any(map(_quarantined, found)))
 
 
@@ -112,10 +112,10 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
     except ValueError as error:
         raise CountersignError(f"{name}: {error}") from error
     if arguments.json:
-        _print([_json(_shown(redis, settings, name))])
+        print_lines([_json(_shown(redis, settings, name))])
     else:
         why = "; ".join(map(plain, record.reasons))
-        _print([f"{plain(name)}: {_DONE[action]}. It is {record.state} now" + (f" ({why})" if why else "")])
+        print_lines([f"{plain(name)}: {_DONE[action]}. It is {record.state} now" + (f" ({why})" if why else "")])
     return 0
 
 
@@ -166,13 +166,6 @@ def _json(shown: Shown) -> str:
     found = {**shown.summary, "declared": shown.declared, **counts, "earlier": shown.earlier}
     # orjson has null for what JSON cannot say; ASCII alone is safe on any terminal.
     return json.dumps(orjson.loads(orjson.dumps(found)))
-
-
-def _print(lines: Sequence[str]) -> None:
-    try:
-        print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _width() -> int:

@@ -1,4 +1,6 @@
-"""Plain text for a terminal of a given width: wrapped lines, tables and a chart. Pure; nothing is ever raised.
+"""Plain text for a terminal of a given width: wrapped lines, tables and a chart.
+
+Pure, but for `print_lines`; nothing is ever raised.
 
 Text from outside is shown by `plain`, so that nothing in it moves the cursor, colours or reorders what stands around
 it. A column is one cell of the terminal: wide characters take two, combining ones none.
@@ -7,6 +9,8 @@ it. A column is one cell of the terminal: wide characters take two, combining on
 from __future__ import annotations
 
 import math
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -207,3 +211,11 @@ def _head(text: str, width: int) -> str:
 
 def _spelt(char: str) -> str:
     return char.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print what can be encoded of the lines; whoever stops reading has seen enough."""
+    try:
+        print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
