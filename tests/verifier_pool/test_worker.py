@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_evidence_that_kills_its_process_takes_nothing_else_down_twice(
     redis: Redis, valkey_url: str, start: Start, tmp_path: Path
 ) -> None:
     rules = settings(valkey_url)
-    innocents = submit(redis, rules, 10)
+    innocents = [rig.submit(redis, rules, [answer((first, 5, 7))]) for first in range(10)]
     poison = rig.submit(redis, rules, [answer((63, 5, 7))])
     start("--only", "verify")
     letters = FairQueue(queue_of("toy"), connection=redis).failed_job_registry
@@ -144,8 +145,11 @@ def test_evidence_that_kills_its_process_takes_nothing_else_down_twice(
     assert deaths == 4
     for id in innocents:
         assert "replay_failed" not in str(rig.verdict_of(redis, id, 60)["reasons"])
-    # With the poison the first time, alone the second.
-    assert (tmp_path / "marks").read_text().split().count("3") == 20
+    replayed = Counter((tmp_path / "marks").read_text().split())
+    assert replayed.pop("63") == 4
+    # At most with the poison the first time, and alone the second; some end before it takes its process down.
+    assert len(replayed) == 10
+    assert set(replayed.values()) <= {1, 2}
     verdict = rig.verdict_of(redis, poison, 60)
     assert verdict["verdict"] == "inconclusive"
     assert "replay_failed: AbandonedJobError" in verdict["reasons"]
