@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
+from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
 from policies._rules import (
     AuditSettings,
     DurabilitySettings,
@@ -27,10 +28,13 @@ from policies.errors import SettingsError
 __all__ = [
     "AuditSettings",
     "BackendSettings",
+    "BreakerSettings",
     "ClientKey",
     "DurabilitySettings",
+    "HealthSettings",
     "ModelSettings",
     "ReferenceSettings",
+    "RoutingSettings",
     "Settings",
     "StandingSettings",
     "TimeoutSettings",
@@ -103,6 +107,7 @@ class ModelSettings(Section):
         second_reference, second_profile: another trusted engine with a profile of its own. An answer that speaks
             against its backend by a calibrated check is replayed there too, and counts in the backend's standing only
             when it does so there as well.
+        routing: which of its backends takes a request, where that is not as for the other models.
     """
 
     tokenizer: str | None = None
@@ -115,47 +120,13 @@ class ModelSettings(Section):
     reference: ReferenceSettings | None = None
     second_reference: ReferenceSettings | None = None
     second_profile: str | None = None
+    routing: RoutingSettings | None = None
 
     @model_validator(mode="after")
     def _second_is_whole(self) -> ModelSettings:
         if (self.second_reference is None) != (self.second_profile is None):
             raise ValueError("second_reference and second_profile come together")
         return self
-
-
-class BackendSettings(Section):
-    """One untrusted server and what it is declared to run.
-
-    Attributes:
-        runtime: key of the sampling noise, such as `vllm-0.32-v2` (GPU) or `vllm-0.32-v1-cpu`; an unknown
-            one leaves selection inconclusive at T > 0.
-        precision: declared precision, such as `bf16`; part of the profile's key.
-        engine: declared engine version, hardware and kernels, such as `vllm 0.32.0, H200, CUDA graphs`; part of the
-            profile's key.
-        speculative: it decodes speculatively, which draws by other noise at T > 0; selection then falls back to
-            tests that need no seed, and its answers never pass there. Its standing goes no higher than `trial`.
-        served_model: the model's name at the backend, when it differs.
-        routed_experts: what to do with streams on a mixture-of-experts backend, whose streams carry no
-            expert ids: `stream` relays them and leaves routing inconclusive, `buffer` asks upstream without
-            streaming and streams the finished answer to the client.
-        trusted: answers may be used for calibration.
-        max_concurrency: requests in flight at once; 0 is unlimited.
-        alpha: this backend's `standing.alpha`, where it has one of its own.
-    """
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-    url: Annotated[str, Field(pattern=r"^https?://")]
-    model: str
-    served_model: str | None = None
-    api_key: SecretStr | None = None
-    runtime: str = ""
-    precision: str = ""
-    engine: str = ""
-    speculative: bool = False
-    routed_experts: Literal["stream", "buffer"] = "stream"
-    trusted: bool = False
-    max_concurrency: int = Field(0, ge=0)
-    alpha: float | None = Field(None, gt=0, le=0.1)
 
 
 class RelaySettings(Section):
@@ -200,6 +171,9 @@ class Settings(Section):
     profile_keys: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")], ...] = ()
     timeouts: TimeoutSettings = TimeoutSettings()
     relay: RelaySettings = RelaySettings()
+    routing: RoutingSettings = RoutingSettings()
+    health: HealthSettings = HealthSettings()
+    breaker: BreakerSettings = BreakerSettings()
     verification: VerificationSettings = VerificationSettings()
     audit: AuditSettings = AuditSettings()
     standing: StandingSettings = StandingSettings()
