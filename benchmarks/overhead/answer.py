@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,25 @@ VOCABULARY = 32_000
 TOP = 20
 SEED = 2025
 PROMPT_IDS = tuple(range(100, 132))
+_PACE = re.compile(rb"\[pace ([0-9.]+)/([0-9.]+) ms\]")
+
+
+def paced(first: float, interval: float) -> str:
+    """What a prompt says to get its tokens at this pace (seconds); no gateway can lose it on the way."""
+    return f"[pace {first * 1000:g}/{interval * 1000:g} ms]"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What of an OpenAI request changes the answer."""
+    """What of an OpenAI request changes the answer.
+
+    `pace`, where the prompt says one (`paced`), is the seconds to the first token and between tokens.
+    """
 
     tokens: int
     evidence: bool
     usage: bool
+    pace: tuple[float, float] | None = None
 
     @classmethod
     def read(cls, body: bytes, limit: int) -> Ask:
@@ -31,7 +42,9 @@ class Ask:
             raise ValueError("expected a JSON object")
         asked = request.get("max_completion_tokens") or request.get("max_tokens") or limit
         usage = (request.get("stream_options") or {}).get("include_usage", False)
-        return cls(min(int(asked), limit), bool(request.get("logprobs")), bool(usage))
+        pace = _PACE.search(body)
+        seconds = (float(pace[1]) / 1000, float(pace[2]) / 1000) if pace else None
+        return cls(min(int(asked), limit), bool(request.get("logprobs")), bool(usage), seconds)
 
 
 class Script:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -83,12 +83,17 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
 
-async def burst(target: Target, offsets: Sequence[float] | NDArray[np.floating], patience: float) -> list[Timed]:
+async def burst(
+    target: Target,
+    offsets: Sequence[float] | NDArray[np.floating],
+    patience: float,
+    meanwhile: Sequence[tuple[float, Callable[[], None]]] = (),
+) -> list[Timed]:
     """Send one request per offset (seconds from the start of the burst), each on a connection opened before.
 
     Requests leave at their own time whether or not earlier ones were answered, and latency counts from the
     time they were due, so that a stall is not hidden by the client waiting for it. Whatever is not answered
-    within `patience` seconds counts as an error.
+    within `patience` seconds counts as an error. What is to be done `meanwhile` has offsets of its own.
     """
     loop = asyncio.get_running_loop()
     host, port = target.address()
@@ -98,6 +103,8 @@ async def burst(target: Target, offsets: Sequence[float] | NDArray[np.floating],
     start = loop.time() + 0.03
     for connection, offset in zip(connections, offsets, strict=True):
         loop.call_at(start + float(offset), connection.send, request)
+    for offset, act in meanwhile:
+        loop.call_at(start + offset, act)
     await asyncio.wait([connection.done for connection in connections], timeout=patience)
     for connection in connections:
         connection.close()

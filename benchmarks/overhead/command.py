@@ -26,6 +26,10 @@ FULL = {"rounds": 7, "requests": 20, "bursts": 4}
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; 1 when any request failed. Raises CountersignError when a process does not start."""
+    if "--relay-only" in argv:
+        from benchmarks.overhead.relay import command as relay
+
+        return relay.main(argv)
     arguments = _parser().parse_args(list(argv))
     for name, value in (QUICK if arguments.quick else FULL).items():
         if getattr(arguments, name) is None:
@@ -42,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="countersign bench overhead", description=__doc__)
     parser.add_argument(
         "--output", type=Path, default=Path("benchmarks/results/overhead"), help="folder for the result"
+    )
+    parser.add_argument(
+        "--relay-only", action="store_true", help="the relay alone, up to 1,000 streams; has its own --help"
     )
     parser.add_argument("--quick", action="store_true", help="a minute instead of ten; not to be quoted")
     parser.add_argument("--rounds", type=_positive, help="default 7")

@@ -133,13 +133,13 @@ class Stack:
         return Backend(self._upstream, self._model, False)
 
     def _start_countersign(self) -> None:
-        settings = self._settings(_free_port())
+        settings = self._settings(free_port())
         config = self.folder / "countersign.yaml"
         config.write_text(yaml.safe_dump(settings))
         parsed = parse_settings(config.read_text(), {})
         self.proxy_url = f"http://{parsed.host}:{parsed.port}"
         self._spawn("proxy", "-m", "countersign", "serve", "--config", str(config))
-        self._wait("proxy", lambda: _answers(f"{self.proxy_url}/readyz"))
+        self._wait("proxy", lambda: answers(f"{self.proxy_url}/readyz"))
         self._store = Redis.from_url(store_url(parsed, {}))
         self._spawn("worker", "-m", "countersign", "worker", "--config", str(config))
         self._wait("worker", lambda: bool(self._store and self._store.scard(RQ_PREFIX + ":workers")))
@@ -192,7 +192,8 @@ def _word(verification: dict[str, Any]) -> str:
     return f"unverified: {', '.join(verification['reasons'])}" if verdict == "unverified" else verdict
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a GET of it succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
@@ -200,7 +201,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

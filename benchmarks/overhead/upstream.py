@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import select
 import selectors
 import signal
 from collections.abc import Sequence
@@ -20,9 +21,18 @@ LAST = b"0\r\n\r\n"
 MODELS = orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "benchmark"}]})
 
 
+class _PreciseSelector(selectors.EpollSelector):
+    """epoll rounds time-outs up to milliseconds; select(2) does not, and one epoll is all it has to wait for."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+        return super().select(0)
+
+
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop whose timers keep microseconds: select(2) takes them, epoll rounds up to milliseconds."""
-    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+    """An event loop whose timers keep microseconds, however many connections it has."""
+    return asyncio.SelectorEventLoop(_PreciseSelector())
 
 
 def chunk(data: bytes) -> bytes:
@@ -31,23 +41,29 @@ def chunk(data: bytes) -> bytes:
 
 
 class Plan:
-    """When each token leaves: the first after `first` seconds, the others every `interval` seconds."""
+    """When each token leaves: the first after `first` seconds, the others every `interval` seconds, unless the request
+    has a pace of its own."""
 
     def __init__(self, script: Script, first: float, interval: float) -> None:
         self.script = script
         self.first = first
         self.interval = interval
-        self._ready: dict[Ask, list[bytes]] = {}
+        self._ready: dict[tuple[int, bool, bool], list[bytes]] = {}
+
+    def pace(self, ask: Ask) -> tuple[float, float]:
+        """Seconds to the first token of this answer, and between its tokens."""
+        return ask.pace or (self.first, self.interval)
 
     def writes(self, ask: Ask) -> list[bytes]:
         """What goes to the socket at each token's time, built once per kind of request."""
-        if ask not in self._ready:
+        kind = (ask.tokens, ask.evidence, ask.usage)
+        if kind not in self._ready:
             writes = [chunk(self.script.token(ask, index)) for index in range(ask.tokens)]
             writes[0] = HEAD + chunk(self.script.role(ask)) + writes[0]
             writes[-1] += b"".join(chunk(event + b"\n\n") for event in self.script.end(ask).split(b"\n\n") if event)
             writes[-1] += LAST
-            self._ready[ask] = writes
-        return self._ready[ask]
+            self._ready[kind] = writes
+        return self._ready[kind]
 
 
 class Connection(asyncio.Protocol):
@@ -80,16 +96,17 @@ class Connection(asyncio.Protocol):
             self._send(b"content-length: %d\r\n\r\n%b" % (len(MODELS), MODELS))
 
     def _answer(self, ask: Ask, arrived: float) -> None:
-        self._step(self._plan.writes(ask), 0, arrived + self._plan.first)
+        first, interval = self._plan.pace(ask)
+        self._step(self._plan.writes(ask), 0, arrived + first, interval)
 
-    def _step(self, writes: list[bytes], index: int, due: float) -> None:
+    def _step(self, writes: list[bytes], index: int, due: float, interval: float) -> None:
         """Send one token at its time, then wait for the next; a late one delays no other."""
         if self._transport is None or index == len(writes):
             return
 
         def send() -> None:
             self._send(writes[index])
-            self._step(writes, index + 1, due + self._plan.interval)
+            self._step(writes, index + 1, due + interval, interval)
 
         self._loop.call_at(due, send)
 

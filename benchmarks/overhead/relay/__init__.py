@@ -1,0 +1,6 @@
+"""What the relay alone costs: latency and CPU from one stream to a thousand, beside another gateway in the same run.
+
+Arms: straight to a scripted backend (`direct`), through `countersign serve` (`proxy`), and where asked for through
+LiteLLM (`litellm`). Bursts of all arms are shuffled inside each round. No workers run: what verification costs is told
+by `countersign bench overhead`, without `--relay-only`.
+"""

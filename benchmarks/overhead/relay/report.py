@@ -1,0 +1,250 @@
+"""The result as lines and as a page; the page is made of the lines alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, Load
+from benchmarks.overhead.relay.measure import Burst
+from benchmarks.overhead.statistics import Figure, Rounds, added_median, added_quantile, median_of_medians, spread
+
+LABELS = {"direct": "direct", "proxy": "Countersign", "litellm": "LiteLLM"}
+COMMAND = "countersign bench overhead --relay-only"
+
+
+def write(metadata: dict[str, Any], bursts: Sequence[Burst], stem: Path) -> str:
+    """Write `stem` with `.jsonl` and `.md`; returns the page."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{"metadata": metadata}, *(burst.line() for burst in bursts)]
+    stem.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return render(stem)
+
+
+def render(stem: Path) -> str:
+    """Make the page again from its lines; returns it."""
+    page = text(*read(stem.with_suffix(".jsonl")))
+    stem.with_suffix(".md").write_text(page)
+    return page
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Burst]]:
+    """Metadata and bursts of a result."""
+    first, *others = map(orjson.loads, path.read_bytes().splitlines())
+    return first["metadata"], [Burst(**line) for line in others]
+
+
+def text(metadata: dict[str, Any], bursts: Sequence[Burst]) -> str:
+    """The page, Markdown."""
+    arms = [arm for arm in LABELS if any(burst.arm == arm for burst in bursts)]
+    loads = [load for streams, load in sorted(LOADS.items()) if any(burst.streams == streams for burst in bursts)]
+    parts = [_head(metadata), _short(arms, loads, bursts)]
+    parts += [_at(load, arms, [burst for burst in bursts if burst.streams == load.streams]) for load in loads]
+    parts += [_errors(bursts), _notes(metadata, arms)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(metadata: dict[str, Any]) -> str:
+    machine = metadata["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in metadata["versions"].items())
+    lines = [
+        "# What the relay alone adds",
+        "",
+        f"`{metadata['command']}`, {metadata['started']}, {metadata['seconds']:.0f} s, {metadata['rounds']} rounds.",
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}; "
+        f"{packages}; commit {str(machine['commit'])[:12]}{' with changes' if machine['modified'] else ''}.",
+    ]
+    if metadata["busy"]:
+        load = f"load {metadata['load_before']:.2f} before the start"
+        lines += ["", f"**Busy machine** ({load}): others computed meanwhile. Do not quote these latencies."]
+    if metadata["rounds"] < 7:
+        lines += ["", "**Too few rounds to quote.**"]
+    return "\n".join(lines)
+
+
+def _short(arms: Sequence[str], loads: Sequence[Load], bursts: Sequence[Burst]) -> str:
+    """What most readers want to know."""
+    header = ["", "streams", "first token adds, p50 ms", "p99 ms", "CPU per chunk, µs", "failed"]
+    rows = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for arm in arms:
+        for load in loads if arm != "direct" else []:
+            mine = _of(bursts, arm, load)
+            base, added = _firsts(_of(bursts, "direct", load)), _firsts(mine)
+            failed = sum(sum(burst.errors.values()) for burst in mine)
+            rows.append(
+                [
+                    LABELS[arm],
+                    f"{load.streams:,}",
+                    _figure(lambda base=base, added=added: added_median(base, added), base, added),  # type: ignore[misc]
+                    _figure(lambda base=base, added=added: added_quantile(base, added, 0.99), base, added),  # type: ignore[misc]
+                    _or_none(chunk_cost(mine), 0),
+                    f"{failed:,} of {sum(burst.requests for burst in mine):,}",
+                ]
+            )
+    return "## In short\n\n" + _table(rows)
+
+
+def _at(load: Load, arms: Sequence[str], bursts: Sequence[Burst]) -> str:
+    title = "One request at a time" if load.streams == 1 else f"{load.streams:,} streams at once"
+    others = [arm for arm in arms if arm != "direct"]
+    header = ["", "direct", *(f"{LABELS[arm]} adds" for arm in others)]
+    rows = [header, ["---", *["---:"] * (len(header) - 1)]]
+    firsts = {arm: _firsts(_of(bursts, arm, load)) for arm in arms}
+    gaps = {arm: [_gaps(_of(bursts, arm, load), at) for at in range(3)] for arm in arms}
+    for name, q in (("first token, p50 ms", 0.5), ("first token, p95 ms", 0.95), ("first token, p99 ms", 0.99)):
+        added = [_added(firsts["direct"], firsts[arm], q) for arm in others]
+        rows.append([name, _plain(firsts["direct"], q), *added])
+    for name, at in (("gap between tokens, p50 ms", 0), ("gap, p99 ms", 1), ("longest gap, ms", 2)):
+        added = [_added(gaps["direct"][at], gaps[arm][at], 0.5) for arm in others]
+        rows.append([name, _plain(gaps["direct"][at], 0.5), *added])
+    costs: list[tuple[str, Callable[[Sequence[Burst]], Figure | None], int]] = [
+        ("CPU per chunk while all stream, µs", chunk_cost, 0),
+        ("CPU per request besides, ms", request_cost, 2),
+        ("CPU in all per chunk, µs", whole_cost, 0),
+        ("memory (RSS), MiB", resident, 0),
+    ]
+    for name, cost, digits in costs:
+        rows.append([name, "", *(_or_none(cost(_of(bursts, arm, load)), digits) for arm in others)])
+    rows.append(["whole answers", *(_served(_of(bursts, arm, load)) for arm in ["direct", *others])])
+    how = (
+        f"{load.repeats} requests per column and round, each after the one before"
+        if load.streams == 1
+        else f"due at random times within {load.spread:g} s, whether or not earlier ones were answered"
+    )
+    pace = f"{load.tokens} tokens each, one every {1000 * load.interval:g} ms ({load.rate:,.0f} chunks/s in all)"
+    return f"## {title}\n\n{pace}; {how}.\n\n{_table(rows)}"
+
+
+def chunk_cost(bursts: Sequence[Burst]) -> Figure | None:
+    """Microseconds of CPU per chunk while every stream flows: median and quartiles over rounds."""
+    return _ratio(bursts, lambda burst: 1000 * burst.window_cpu_ms, lambda burst: burst.window_chunks)
+
+
+def request_cost(bursts: Sequence[Burst]) -> Figure | None:
+    """Milliseconds of CPU per request besides its chunks: all of it, less the chunks' at the price of `chunk_cost`."""
+    chunk = chunk_cost(bursts)
+    if chunk is None:
+        return None
+    return _ratio(bursts, lambda burst: burst.cpu_ms - burst.chunks * chunk.value / 1000, lambda burst: burst.requests)
+
+
+def whole_cost(bursts: Sequence[Burst]) -> Figure | None:
+    """Microseconds of CPU per chunk, all that a request costs shared out among its chunks."""
+    return _ratio(bursts, lambda burst: 1000 * burst.cpu_ms, lambda burst: burst.chunks)
+
+
+def resident(bursts: Sequence[Burst]) -> Figure | None:
+    """MiB while every stream flows."""
+    found = [burst.resident_mib for burst in bursts if burst.resident_mib]
+    return spread(found) if found else None
+
+
+def _ratio(bursts: Sequence[Burst], value: Callable[[Burst], float], count: Callable[[Burst], float]) -> Figure | None:
+    rounds: dict[int, list[Burst]] = {}
+    for burst in bursts:
+        rounds.setdefault(burst.round, []).append(burst)
+    sums = [(sum(map(value, group)), sum(map(count, group))) for group in rounds.values()]
+    ratios = [total / counted for total, counted in sums if counted]
+    return spread(ratios) if ratios else None
+
+
+def _of(bursts: Iterable[Burst], arm: str, load: Load) -> list[Burst]:
+    return [burst for burst in bursts if burst.arm == arm and burst.streams == load.streams]
+
+
+def _firsts(bursts: Sequence[Burst]) -> Rounds:
+    return _rounds((burst.round, burst.first_ms) for burst in bursts)
+
+
+def _gaps(bursts: Sequence[Burst], at: int) -> Rounds:
+    return _rounds((burst.round, [burst.gaps_ms[at]]) for burst in bursts if burst.gaps_ms)
+
+
+def _rounds(samples: Iterable[tuple[int, Sequence[float]]]) -> Rounds:
+    found: dict[int, list[float]] = {}
+    for number, values in samples:
+        if values:
+            found.setdefault(number, []).extend(values)
+    return {number: np.array(values) for number, values in found.items()}
+
+
+def _plain(base: Rounds, q: float) -> str:
+    if not base:
+        return "none"
+    if q == 0.5:
+        return f"{median_of_medians(base).value:.2f}"
+    return f"{np.quantile(np.concatenate(list(base.values())), q):.2f}"
+
+
+def _added(base: Rounds, arm: Rounds, q: float) -> str:
+    return _figure(lambda: added_median(base, arm) if q == 0.5 else added_quantile(base, arm, q), base, arm)
+
+
+def _figure(make: Callable[[], Figure], base: Rounds, arm: Rounds) -> str:
+    return make().text() if base.keys() & arm.keys() else "none"
+
+
+def _or_none(figure: Figure | None, digits: int) -> str:
+    return "none" if figure is None else figure.text(digits)
+
+
+def _served(bursts: Sequence[Burst]) -> str:
+    asked = sum(burst.requests for burst in bursts)
+    return f"{asked - sum(sum(burst.errors.values()) for burst in bursts):,} of {asked:,}"
+
+
+def _errors(bursts: Sequence[Burst]) -> str:
+    found: Counter[tuple[str, int, str]] = Counter()
+    for burst in bursts:
+        for error, count in burst.errors.items():
+            found[LABELS[burst.arm], burst.streams, error] += count
+    lines = [f"{sum(found.values()):,} in {sum(burst.requests for burst in bursts):,} requests."]
+    lines += [
+        f"* {arm}, {streams:,} streams: {error}, {count:,} times" for (arm, streams, error), count in found.items()
+    ]
+    return "## Failures\n\n" + "\n".join(lines)
+
+
+def _notes(metadata: dict[str, Any], arms: Sequence[str]) -> str:
+    parts = [_METHOD.format(first=1000 * FIRST_SECONDS, size=metadata["chunk_bytes"]), _places(metadata["cores"])]
+    if "litellm" in arms:
+        parts.append(_OTHER)
+    return "## How to read this\n\n" + "\n\n".join(parts)
+
+
+def _places(cores: dict[str, int]) -> str:
+    where = ", ".join(f"{name} on core {core}" for name, core in cores.items())
+    shared = len(set(cores.values())) < len(cores)
+    return f"Pinned: {where}." + (
+        " Client, backend and Valkey have no cores of their own here, so a part of what is late in the columns of\n"
+        "gateways is theirs; the medians of `direct` bear the same."
+        if shared
+        else ""
+    )
+
+
+_METHOD = """\
+Times are taken at the client's socket, from the moment a request was due, connections being open already. Bursts of
+all arms are shuffled inside each round. A p50 is the median over rounds of (arm's median − direct's median) of that
+round, with its quartiles; other quantiles of the first token are differences over all requests, with quartiles from
+drawing whole rounds anew. Gaps are quantiles over all tokens of a burst, compared round by round. CPU is what the
+kernel counted for the gateway's processes, Redis not included: per chunk between the moment when the last stream of a
+burst flows and the one when the first ends, per request what is left of the whole.
+
+The backend is a script: the first token after {first:g} ms. Asked for evidence it sends what vLLM sends, top-20
+logprobs and token ids, in chunks of {size:,} bytes on average; otherwise the plain stream, as to `direct`. Countersign
+asks for the evidence, hides it from the client, keeps it, and queues its job in Valkey; no worker runs. Loopback, no
+TLS."""
+
+_OTHER = """\
+LiteLLM's proxy runs with one worker process, retries and cooldowns off, no database, one master key, and passes the
+plain stream on: it asks for no evidence, records nothing, and reads chunks a tenth of the size."""
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
