@@ -22,7 +22,7 @@ BACKEND = "backend"
 
 _BY_REQUEST = frozenset(
     {
-        *("client_left", "client_error", "endpoint", "not_replayed", "grammar"),
+        *("client_left", "client_error", "endpoint", "not_replayed", "grammar", "media"),
         *("too_short", "no_tokens", "no_seed", "bad_temperature", "undecided"),
     }
 )

@@ -35,6 +35,7 @@ from policies._tails import binomial_tail
 from policies._truncation import MOST_TOKENS
 from policies.checks import Check, Result
 from policies.evidence import Evidence
+from policies.media import asked_with_media
 
 __all__ = ["bad_word_ids", "check", "fit", "fitting_runtime", "no_race", "not_replayable", "processed", "standing_cap"]
 
@@ -172,6 +173,8 @@ def no_race(evidence: Evidence, name: str) -> str:
         return "no_seed: the request went up without a seed"
     if runtime.needs_prompt and not len(evidence.prompt_ids):
         return "no_prompt_ids: the noise depends on the prompt's length, which is not known"
+    if runtime.needs_prompt and asked_with_media(evidence):
+        return "media: the noise depends on the prompt's length, which ids that stand for media need not tell"
     return ""
 
 

@@ -14,7 +14,8 @@ withheld  the evidence is missing or unusable in a way only the backend can caus
 
 An answer that broke off (`complete` is false, a fault that is not the backend's doing, or vLLM's own `abort`, which a
 restart gives to all requests in flight) is checked as far as it came and is at best inconclusive; what it would have
-ended with is not held against it.
+ended with is not held against it. Neither are prompt ids that stand for media (`policies.media`): no one else can
+render them, and such an answer is at best inconclusive, too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from policies._unlikely import REPEATED_LEVEL, Earlier
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, WITHHELD_FAULTS, Evidence, Ids
 from policies.hazard import stop_ids
+from policies.media import asked_with_media
 from policies.spelling import Spelling
 
 __all__ = ["NAME", "REPEATED_LEVEL", "SHORTEST_CONTEXT", "Earlier", "check"]
@@ -105,9 +107,13 @@ def check(
     if not unreadable:
         claimed, excess = claim_findings(evidence, vocab_size)
         findings += claimed
-    findings += _id_findings(evidence, vocab_size)
+    media = asked_with_media(evidence)
+    findings += _id_findings(evidence, vocab_size, media=media)
     sound = not findings
-    if rendered_prompt is None:
+    if media:
+        rendered_prompt = None
+        findings.append(undecided("media", "the request holds more than text, which nothing here can be held against"))
+    elif rendered_prompt is None:
         rendered_prompt = prompt_given(evidence)
     findings += _prompt_findings(evidence, rendered_prompt)
     findings += _end_findings(evidence, max_model_len, eos)
@@ -159,12 +165,13 @@ def _faults(evidence: Evidence) -> tuple[str, ...]:
     return evidence.faults
 
 
-def _id_findings(evidence: Evidence, vocab_size: int | None) -> list[Finding]:
+def _id_findings(evidence: Evidence, vocab_size: int | None, *, media: bool) -> list[Finding]:
     ids = evidence.output_ids
     findings = []
     if _foreign(ids, vocab_size):
         findings.append(withheld("bad_ids", "an output id is outside the vocabulary"))
-    if _foreign(evidence.prompt_ids, vocab_size):
+    # Ids that stand for media need not be ones that the model can emit.
+    if _foreign(evidence.prompt_ids, None if media else vocab_size):
         findings.append(withheld("bad_ids", "a prompt id is outside the vocabulary"))
     finished = evidence.complete and not evidence.faults and evidence.finish_reason != _ABORTED
     if not len(ids) and finished:

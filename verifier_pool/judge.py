@@ -9,6 +9,7 @@ from policies import distance, margin, routing, selection, structure
 from policies.checks import Check, Result, Verdict
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Replay, ReplayForm
+from policies.media import asked_with_media
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.structure import Earlier
@@ -20,6 +21,7 @@ from verifier_pool.replays import FINAL_REASONS, can_replay, request_of
 from verifier_pool.tokenizer import spelling_of
 
 NOTHING = "nothing_to_replay"
+MEDIA = "media"
 
 
 def judge(
@@ -61,8 +63,13 @@ def for_each_choice(
 ) -> list[Replay | ReplayError]:
     """What came of each choice, given what came of those that can be replayed (`replays.can_replay`), in order."""
     came = iter(replayed)
-    nothing = ReplayError(NOTHING, "prompt or output ids are missing")
-    return [next(came) if can_replay(choice) else nothing for choice in choices]
+    return [next(came) if can_replay(choice) else _obstacle(choice) for choice in choices]
+
+
+def _obstacle(choice: Evidence) -> ReplayError:
+    if asked_with_media(choice):
+        return ReplayError(MEDIA, "the request holds more than text")
+    return ReplayError(NOTHING, "prompt or output ids are missing")
 
 
 def replay_choices(

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from policies.errors import ReplayError
 from policies.evidence import Endpoint, Evidence, Replay, ReplayForm
+from policies.media import asked_with_media
 from verifier_pool.fair import SUFFIXES
 from verifier_pool.queue import PREFIX
 from verifier_pool.reference.base import ReplayRequest
@@ -91,8 +92,8 @@ def outcome_key(id: str, *, second: bool = False) -> str:
 
 
 def can_replay(choice: Evidence) -> bool:
-    """Whether there is anything to replay."""
-    return len(choice.prompt_ids) > 0 and len(choice.output_ids) > 0
+    """Whether there is anything to replay, and ids are all that it takes."""
+    return len(choice.prompt_ids) > 0 and len(choice.output_ids) > 0 and not asked_with_media(choice)
 
 
 def request_of(choice: Evidence, form: ReplayForm = "full", experts: bool = False) -> ReplayRequest:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from policies.errors import ReplayError
+from policies.media import has_media
 
 _SAMPLING = frozenset(
     {
@@ -23,8 +24,6 @@ _SAMPLING = frozenset(
     }
 )  # fmt: skip
 """Fields that shape sampling or the answer's form; some would make a reference refuse what it can render."""
-
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
 
 def prompt_fields(request: bytes, model: str) -> dict[str, Any] | None:
@@ -42,18 +41,11 @@ def prompt_fields(request: bytes, model: str) -> dict[str, Any] | None:
         raise ReplayError("bad_request", "the recorded request is not JSON") from error
     if not isinstance(body, dict):
         raise ReplayError("bad_request", "the recorded request is not an object")
-    if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None or _has_media(body):
+    if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None or has_media(body):
         return None
     kept = {key: value for key, value in body.items() if key not in _SAMPLING}
     # A prompt that filled the backend's context must still fit beside one generated token here.
     return kept | {"model": model, "max_tokens": 1}
-
-
-def _has_media(body: dict[str, Any]) -> bool:
-    messages = body.get("messages")
-    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    return any(part.get("type", "text") not in _TEXT_PARTS for part in parts)
 
 
 def prompt_index(request: bytes, choice: int) -> int:
