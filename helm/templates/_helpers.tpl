@@ -153,7 +153,34 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Seconds a leaving proxy goes on listening, so that load balancers can forget it first. */}}
-{{- define "countersign.preStopSeconds" -}}
-{{- min 15 (int .Values.proxy.drainSeconds) -}}
+{{/* How the pods of one Deployment are spread. Takes (dict "root" $ "component" "proxy" "labels" dict), where labels
+     tell it from others of the component. */}}
+{{- define "countersign.spread" -}}
+{{- $selector := include "countersign.selector" . | fromYaml -}}
+{{- $selector = merge $selector (default dict .labels) -}}
+{{- $all := list -}}
+{{- range .root.Values.topologySpread -}}
+{{- $all = append $all (merge (dict "labelSelector" (dict "matchLabels" $selector)) .) -}}
+{{- end -}}
+{{- with $all -}}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* What a leaving proxy's time goes to, all of it from proxy.drainSeconds, as JSON: {"preStop", "grace"} in seconds.
+     It goes on listening while load balancers forget it, then finishes its streams, then writes the last evidence. */}}
+{{- define "countersign.drain" -}}
+{{- $seconds := int .Values.proxy.drainSeconds -}}
+{{- $preStop := min 15 $seconds -}}
+{{- dict "preStop" $preStop "grace" (add $preStop $seconds 15) | toJson -}}
+{{- end -}}
+
+{{/* Selector of this release's series in PromQL, without braces. */}}
+{{- define "countersign.series" -}}
+{{- if .Values.monitoring.prometheus.selector -}}
+{{- .Values.monitoring.prometheus.selector -}}
+{{- else -}}
+{{- printf "namespace=%q,service=%q" .Release.Namespace (include "countersign.fullname" .) -}}
+{{- end -}}
 {{- end -}}

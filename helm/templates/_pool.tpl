@@ -97,7 +97,9 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
+  {{- if not (dig "autoscaling" "enabled" false $part) }}
   replicas: {{ $part.replicas }}
+  {{- end }}
   selector:
     matchLabels:
       {{- include "countersign.selector" $labels | nindent 6 }}
@@ -132,16 +134,9 @@ spec:
       runtimeClassName: {{ . }}
       {{- end }}
       {{- end }}
-      topologySpreadConstraints:
-        - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
-          whenUnsatisfiable: ScheduleAnyway
-          labelSelector:
-            matchLabels:
-              {{- include "countersign.selector" $labels | nindent 14 }}
-              {{- with .labels }}
-              {{- toYaml . | nindent 14 }}
-              {{- end }}
+      {{- with include "countersign.spread" (merge (dict "labels" .labels) $labels) }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- with include "countersign.placement" $part }}
       {{- . | nindent 6 }}
       {{- end }}

@@ -25,7 +25,7 @@ MOE: Values = {
     "webhook": {"url": "https://hooks.example.com/countersign"},
     "audit": {"rate": 0.05},
     "verification": {"job_timeout": 120},
-    "max_body_bytes": 67108864,
+    "bounds": {"request_bytes": 67108864},
 }
 
 OTHER: Values = {

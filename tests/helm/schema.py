@@ -10,13 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from policies.settings import Settings
+from policies.checks import VerdictWord
+from tests.helm.settings_schema import settings
 
 CHART = Path(__file__).resolve().parents[2] / "helm"
 SCHEMA = CHART / "values.schema.json"
-
-OWNED_BY_CHART = frozenset({"host", "port", "redis_url", "embedded_dir"})
-SECRET = frozenset({"keys"})
 
 Schema = dict[str, Any]
 
@@ -29,14 +27,18 @@ _QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([KMGTP]i?
 _FREE: Schema = {"type": "object"}
 _LIST: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+_POSITIVE: Schema = {"type": "integer", "minimum": 1}
+_SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+_DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|[smhd]))+$"}
+_KEY: Schema = {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}
 
 
 def build() -> Schema:
     """The whole schema, JSON Schema 2020-12."""
-    settings, definitions = _settings()
+    tree, definitions = settings()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_closed(_values() | {"settings": settings}),
+        **_closed(_values() | {"settings": tree}),
         "$defs": definitions,
     }
 
@@ -63,7 +65,7 @@ def _values() -> Schema:
         "models": _closed({"existingClaim": _NAME, "mountPath": {"type": "string", "pattern": "^/"}}),
         "proxy": _proxy(),
         "allInOne": _BOOL,
-        "worker": _drainer({"processes": {"type": "integer", "minimum": 1}}),
+        "worker": _drainer({"processes": _POSITIVE, "autoscaling": _scaling("waiting", least=1)}),
         "reference": _reference(),
         "webhooks": _drainer({}),
         "serviceAccount": _closed({"create": _BOOL, "name": _NAME, "annotations": _STRINGS}),
@@ -75,6 +77,9 @@ def _values() -> Schema:
                 },
             }
         ),
+        "topologySpread": {"type": "array", "items": _spread()},
+        "monitoring": _monitoring(),
+        "test": _test(),
         "networkPolicy": _closed(
             {
                 "enabled": _BOOL,
@@ -104,12 +109,12 @@ def _redis() -> Schema:
         "image": _image(),
         "maxmemory": {"type": "string", "pattern": "^[0-9]+(kb|mb|gb)$"},
         "persistence": _closed({"enabled": _BOOL, "size": _QUANTITY, "storageClass": _TEXT}),
-        "resources": _FREE,
+        "resources": _resources(),
     }
     return _closed(
         {
             "existingSecret": _NAME,
-            "existingSecretKey": {"type": "string", "minLength": 1},
+            "existingSecretKey": _KEY,
             "bundled": _closed(bundled),
         }
     )
@@ -120,25 +125,100 @@ def _pods() -> Schema:
         "replicas": _COUNT,
         "existingSecret": _NAME,
         "env": {"type": "array", "items": _env()},
-        "resources": _closed({"requests": _FREE, "limits": _FREE, "claims": _LIST}),
+        "resources": _resources(),
         "podAnnotations": _STRINGS,
         "podLabels": _STRINGS,
         "nodeSelector": _STRINGS,
-        "tolerations": _LIST,
-        "affinity": _FREE,
+        "tolerations": {"type": "array", "items": _toleration()},
+        "affinity": _closed({"nodeAffinity": _FREE, "podAffinity": _FREE, "podAntiAffinity": _FREE}),
         "priorityClassName": _NAME,
     }
 
 
+def _resources() -> Schema:
+    amounts = {"type": "object", "additionalProperties": {"anyOf": [_QUANTITY, {"type": "number", "minimum": 0}]}}
+    return _closed({"requests": amounts, "limits": amounts, "claims": _LIST})
+
+
+def _toleration() -> Schema:
+    return _closed(
+        {
+            "key": _TEXT,
+            "operator": {"enum": ["Exists", "Equal"]},
+            "value": _TEXT,
+            "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+            "tolerationSeconds": {"type": "integer"},
+        }
+    )
+
+
+def _spread() -> Schema:
+    """One constraint, without the selector, which is the chart's."""
+    own = {
+        "topologyKey": {"type": "string", "minLength": 1},
+        "maxSkew": _POSITIVE,
+        "whenUnsatisfiable": {"enum": ["ScheduleAnyway", "DoNotSchedule"]},
+        "minDomains": _POSITIVE,
+    }
+    return _closed(own, required=["topologyKey", "maxSkew", "whenUnsatisfiable"])
+
+
+def _scaling(target: str, least: int) -> Schema:
+    """Bounds of an autoscaler, and what one pod should have of what it goes by."""
+    bounds = {"minReplicas": {"type": "integer", "minimum": least}, "maxReplicas": _POSITIVE}
+    return _closed({"enabled": _BOOL, **bounds, target: _POSITIVE, "scaleDownSeconds": _COUNT | {"maximum": 3600}})
+
+
+def _monitoring() -> Schema:
+    rules = {"enabled": _BOOL, "labels": _STRINGS, "rejectShare": _SHARE, "errorShare": _SHARE, "backlogShare": _SHARE}
+    prometheus = {
+        "url": {"type": "string", "pattern": "^(https?://[^@]+)?$"},
+        "triggerAuthentication": _NAME,
+        "authModes": _TEXT,
+        "selector": {"type": "string", "pattern": "^[^{}]*$"},
+    }
+    return _closed(
+        {
+            "credentials": _closed({"existingSecret": _NAME, "existingSecretKey": _KEY}),
+            "serviceMonitor": _closed({"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}),
+            "rules": _closed(rules),
+            "dashboard": _closed({"enabled": _BOOL, "labels": _STRINGS, "annotations": _STRINGS}),
+            "prometheus": _closed(prometheus),
+        }
+    )
+
+
+def _test() -> Schema:
+    words = {"enum": [str(word) for word in VerdictWord]}
+    return _closed(
+        {
+            "existingSecret": _NAME,
+            "existingSecretKey": _KEY,
+            "model": _TEXT,
+            "verdicts": {"type": "array", "items": words, "minItems": 1, "uniqueItems": True},
+            "waitSeconds": {"type": "integer", "minimum": 10},
+        }
+    )
+
+
 def _env() -> Schema:
-    """One variable. Those that carry secrets must come by reference; what the chart sets stays the chart's."""
-    name = {"type": "string", "minLength": 1, "not": {"pattern": "^COUNTERSIGN_(CONFIG|HOST|PORT)$"}}
-    secret = r"(API_KEY|SECRET|TOKEN|PASSWORD|REDIS_URL|COUNTERSIGN_KEYS)"
+    """One variable. Those that carry secrets must come by reference; what the chart sets stays the chart's.
+
+    The program reads whole sections from one variable, so a secret may also hide in the text of `COUNTERSIGN_BACKENDS`.
+    """
+    owned = f"^COUNTERSIGN_({_any_case('CONFIG|HOST|PORT')})$"
+    name = {"type": "string", "minLength": 1, "not": {"pattern": owned}}
+    words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|COUNTERSIGN_KEYS|HEADERS"
+    inside = f"({_any_case('API_KEY|SECRET|SHA256')})|://[^/?#]*@"
     return {
-        **_closed({"name": name, "value": _TEXT, "valueFrom": _FREE}, required=["name"]),
-        "if": {"properties": {"name": {"pattern": secret}}},
+        **_closed({"name": name, "value": _TEXT | {"not": {"pattern": inside}}, "valueFrom": _FREE}, required=["name"]),
+        "if": {"properties": {"name": {"pattern": f"({_any_case(words)})"}}},
         "then": {"required": ["valueFrom"], "not": {"required": ["value"]}},
     }
+
+
+def _any_case(words: str) -> str:
+    return "".join(f"[{letter}{letter.lower()}]" if letter.isalpha() else letter for letter in words)
 
 
 def _proxy() -> Schema:
@@ -148,7 +228,8 @@ def _proxy() -> Schema:
         "annotations": _STRINGS,
     }
     unprivileged = _PORT | {"minimum": 1024}
-    return _closed(_pods() | {"port": unprivileged, "drainSeconds": _COUNT, "service": _closed(service)})
+    own = {"port": unprivileged, "drainSeconds": _COUNT, "service": _closed(service)}
+    return _closed(_pods() | own | {"autoscaling": _scaling("inFlight", least=1)})
 
 
 def _drainer(own: Schema) -> Schema:
@@ -160,6 +241,7 @@ def _drainer(own: Schema) -> Schema:
 def _reference() -> Schema:
     own = {
         "gpu": _closed({"count": _COUNT, "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[a-zA-Z0-9._-]+$"}}),
+        "autoscaling": _scaling("waiting", least=0),
         "sharedMemory": _QUANTITY,
         "scratch": _QUANTITY,
         "cacheClaim": _NAME,
@@ -169,39 +251,6 @@ def _reference() -> Schema:
     del one["properties"]["enabled"]
     one = one | {"properties": one["properties"] | {"second": one}}
     return _drainer(own | {"perModel": {"type": "object", "additionalProperties": one}})
-
-
-def _settings() -> tuple[Schema, Schema]:
-    """Schema of the settings an operator may put into values, and the definitions it refers to."""
-    tree = Settings.model_json_schema()
-    definitions = tree.pop("$defs", {})
-    for name in OWNED_BY_CHART | SECRET:
-        del tree["properties"][name]
-    for schema in (tree, *definitions.values()):
-        _drop_secrets(schema)
-        _drop_prose(schema)
-    return tree, {name: value for name, value in definitions.items() if f"/{name}" in json.dumps([tree, definitions])}
-
-
-def _drop_secrets(schema: Schema) -> None:
-    hidden = [name for name, value in schema.get("properties", {}).items() if '"password"' in json.dumps(value)]
-    for name in hidden:
-        del schema["properties"][name]
-    if "required" in schema:
-        schema["required"] = [name for name in schema["required"] if name not in hidden]
-
-
-def _drop_prose(node: Any) -> None:
-    """Docstrings and generated titles are for readers of the code."""
-    if isinstance(node, dict):
-        for word in ("title", "description"):
-            if isinstance(node.get(word), str):
-                del node[word]
-        for value in node.values():
-            _drop_prose(value)
-    elif isinstance(node, list):
-        for value in node:
-            _drop_prose(value)
 
 
 def text() -> str:

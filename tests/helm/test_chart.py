@@ -78,14 +78,15 @@ def test_proxy_is_probed_where_it_listens(chart: helm.Chart) -> None:
     assert (settings.host, settings.port) == ("0.0.0.0", 9000)
     (port,) = release.of("Service", "countersign")["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (80, "http")
-    assert container(release.pods()["countersign-test-ready"])["command"][-1] == "http://countersign:80/readyz"
+    (url,) = [env for env in container(release.pods()["countersign-test-stream"])["env"] if env["name"] == "BASE_URL"]
+    assert url["value"] == "http://countersign:80"
 
 
 @pytest.mark.parametrize(("drain", "stop"), [(600, 15), (10, 10), (0, 0)])
 def test_drain_comes_from_one_value(chart: helm.Chart, drain: int, stop: int) -> None:
     pod = Release(chart, {"proxy": {"drainSeconds": drain}}).pods()["countersign-proxy"]
     assert container(pod)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(stop)]
-    assert pod["terminationGracePeriodSeconds"] == stop + drain
+    assert pod["terminationGracePeriodSeconds"] == stop + drain + 15
 
 
 def test_settings_reach_the_program(chart: helm.Chart) -> None:
@@ -99,7 +100,7 @@ def test_settings_reach_the_program(chart: helm.Chart) -> None:
     assert settings.models["moe"].vocab_size == 151936
     assert settings.backends[0].routed_experts == "buffer"
     assert settings.backends[0].api_key is not None
-    assert settings.max_body_bytes == 67108864
+    assert settings.bounds.request_bytes == 67108864
     assert settings.keys[0].name == "app"
     assert settings.redis_url == "redis://countersign-valkey:6379/0"
     config = release.of("ConfigMap")
@@ -156,7 +157,11 @@ def test_persistent_valkey_writes_to_its_claim(chart: helm.Chart) -> None:
 def test_network_policies(chart: helm.Chart) -> None:
     release = Release(chart, VARIANTS["external-redis"])
     proxy = release.of("NetworkPolicy", "-proxy")["spec"]
-    assert proxy["ingress"] == [{"ports": [{"port": 8700}], "from": [{"podSelector": {}}]}]
+    (rule,) = proxy["ingress"]
+    assert rule["ports"] == [{"port": 8700}]
+    assert rule["from"][0] == {"podSelector": {}}
+    own = Release(chart, VARIANTS["external-redis"]).of("Pod", "-test-stream")["metadata"]["labels"]
+    assert rule["from"][1]["podSelector"]["matchLabels"].items() <= own.items()
     assert proxy["egress"][-1]["to"][0]["ipBlock"]["except"] == ["169.254.0.0/16"]
     for part in ("worker", "reference"):
         spec = release.of("NetworkPolicy", f"-{part}")["spec"]
