@@ -12,7 +12,10 @@ from opentelemetry.sdk.resources import Resource  # type: ignore[attr-defined,im
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from policies.record import STATES
-from proxy.backends.pool import Backend
+from proxy.backends.backend import Backend
+from proxy.backends.breaker import STATES as BREAKER_STATES
+from proxy.backends.group import Group
+from proxy.generation import Generation
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _FAST = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -27,6 +30,11 @@ class Metrics:
     in_flight                requests being served
     verdicts                 verdicts on this process's generations, by word and backend
     unrecorded               generations whose evidence could not be queued, by reason and backend
+    asked_another            backends that failed a request which another one was then asked for, by why
+    probes                   background probes by backend and what they found, on the page for admins
+    queue_wait               seconds that requests stood in the queue of a model whose backends were all at their limit
+    refused                  requests that were not let in, by reason: a limit of their key, or the key itself
+    unlimited                requests of limited keys that were let in uncounted, because Redis was away
     retried                  rejected answers for which another backend was asked, by model and backend
     overhead                 seconds the proxy itself took: all but waiting for backend, client and verdict
     inline_wait              seconds a client waited for its inline verdict
@@ -44,10 +52,20 @@ class Metrics:
         self.in_flight = meter.create_up_down_counter("countersign.in_flight", "1", "Requests being served")
         self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
         self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
+        self.refused = meter.create_counter("countersign.refused", "1", "Requests that were not let in")
+        self.unlimited = meter.create_counter("countersign.unlimited", "1", "Requests let in without their limits")
         private = self._providers[1].get_meter("countersign")
         self._backlog = private.create_gauge("countersign.backlog", "1", "Generations that wait for their verdict")
+        self.probes = private.create_counter("countersign.backend.probes", "1", "Background probes")
         self._held = private.create_gauge("countersign.backlog.size", "By", "Bytes of Redis that wait for verdicts")
         self.retried = meter.create_counter("countersign.retried", "1", "Rejected answers asked for again elsewhere")
+        self.asked_another = meter.create_counter("countersign.asked_another", "1", "Requests that went on elsewhere")
+        self.queue_wait = meter.create_histogram(
+            "countersign.queue_wait.duration",
+            "s",
+            "Time a request waited because every backend was at its limit",
+            explicit_bucket_boundaries_advisory=_FAST,
+        )
         self.overhead = meter.create_histogram(
             "countersign.overhead.duration",
             "s",
@@ -73,6 +91,11 @@ class Metrics:
             explicit_bucket_boundaries_advisory=_DURATION,
         )
 
+    def passed_over(self, generation: Generation, reason: str) -> None:
+        """The backend of this generation failed it, and another one is asked."""
+        labels = {"model": generation.model, "backend": generation.backend, "reason": reason}
+        self.asked_another.add(1, labels)
+
     def waits(self, generations: Mapping[str, int], held: Mapping[str, int]) -> None:
         """How many generations of which backend wait for their verdict, and how many bytes of Redis with them, as it
         was when an answer was last recorded here."""
@@ -80,8 +103,9 @@ class Metrics:
             for backend, count in counts.items():
                 gauge.set(count, {"backend": backend})
 
-    def watch(self, backends: Sequence[Backend]) -> None:
-        """Show the standing of these backends, as it is whenever somebody looks."""
+    def watch(self, groups: Sequence[Group]) -> None:
+        """Show standing and health of these backends, as they are whenever somebody looks."""
+        backends = [backend for group in groups for backend in group.members]
 
         def states(_: CallbackOptions) -> Iterable[Observation]:
             for backend in backends:
@@ -91,7 +115,27 @@ class Metrics:
         def rates(_: CallbackOptions) -> Iterable[Observation]:
             return [Observation(backend.standing.audit_rate, _labels(backend)) for backend in backends]
 
+        def breakers(_: CallbackOptions) -> Iterable[Observation]:
+            for backend in backends:
+                for state in BREAKER_STATES:
+                    yield Observation(int(backend.breaker.state == state), _labels(backend) | {"state": state})
+
+        def up(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(int(backend.up), _labels(backend)) for backend in backends]
+
+        def outstanding(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(backend.outstanding, _labels(backend)) for backend in backends]
+
+        def queued(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(len(group.waiting), {"model": group.model}) for group in groups]
+
         meter = self._providers[1].get_meter("countersign")
+        meter.create_observable_gauge(
+            "countersign.backend.breaker", [breakers], description="1 for the breaker's state"
+        )
+        meter.create_observable_gauge("countersign.backend.up", [up], description="Whether probes find it well")
+        meter.create_observable_gauge("countersign.backend.outstanding", [outstanding], description="Requests it has")
+        meter.create_observable_gauge("countersign.queued", [queued], description="Requests that wait for a backend")
         meter.create_observable_gauge("countersign.backend.state", [states], description="1 for the backend's state")
         meter.create_observable_gauge("countersign.backend.audit_rate", [rates], description="Share that is replayed")
 

@@ -14,7 +14,7 @@ from policies.standing import LONGEST_WHY, visible
 from policies.unit import declaration_of
 from proxy.api.auth import Client
 from proxy.api.routes import TheClient, TheServices
-from proxy.backends.pool import Backend
+from proxy.backends.backend import Backend
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
 
@@ -56,7 +56,7 @@ TheBackend = Annotated[Backend, Depends(backend_of)]
 
 @router.get("")
 async def backends(services: TheServices, admin: Admin) -> dict[str, Any]:
-    """Every backend with its state, as this proxy routes by it."""
+    """Every backend with its state and health, as this proxy routes by them."""
     return {"object": "list", "data": [_entry(backend) for backend in services.backends.all]}
 
 
@@ -120,4 +120,7 @@ def _entry(backend: Backend) -> dict[str, Any]:
         "state": backend.standing.state,
         "since": backend.standing.since,
         "audit_rate": backend.standing.audit_rate,
+        "outstanding": backend.outstanding,
+        "max_concurrency": backend.settings.max_concurrency,
+        "health": backend.health(),
     }

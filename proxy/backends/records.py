@@ -16,7 +16,7 @@ from policies.errors import ApiError, Conflict, StoreFailed
 from policies.settings import Settings
 from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
-from proxy.backends.pool import Backend
+from proxy.backends.backend import Backend
 from proxy.store import Store
 from verifier_pool.scripts import store_standing
 

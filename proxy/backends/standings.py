@@ -15,7 +15,8 @@ import msgspec
 
 from policies.errors import StoreUnavailable
 from policies.unit import declaration_name, declaration_of
-from proxy.backends.pool import Backend, Backends, Standing
+from proxy.backends.backend import Backend, Standing
+from proxy.backends.pool import Backends
 from proxy.store import Store
 from proxy.tasks import end
 from verifier_pool.queue import standing_field

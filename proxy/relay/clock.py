@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -18,7 +18,8 @@ class Clock:
     """Counts the seconds spent waiting for others; the rest of the total is ours.
 
     `first_token` and `total` are seconds after the request went up (the last time), None before. The total time-out
-    counts from the first time: asking another backend gives a request no second one.
+    counts from the first time: asking another backend gives a request no second one. `when_began` is called when an
+    answer begins.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
@@ -29,6 +30,7 @@ class Clock:
         self._first: float | None = None
         self._last: float | None = None
         self.waited = 0.0
+        self.when_began: Callable[[], None] | None = None
 
     def went_up(self) -> None:
         """The request goes to a backend now; the time-outs for its first byte and between reads count from here."""
@@ -88,6 +90,8 @@ class Clock:
         """What was read last began the answer; from here `idle` counts."""
         if self._first is None:
             self._first = self._last
+            if self.when_began is not None:
+                self.when_began()
 
     @asynccontextmanager
     async def patience(self, seconds: float | None = None) -> AsyncIterator[asyncio.Timeout]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from policies.errors import UpstreamFailed
+from policies.errors import UpstreamFailed, UpstreamTimeout
 
 _ANOTHER_MAY = frozenset({408, 429, 500, 502, 503, 504})
 _BY_TYPE = {
@@ -24,7 +24,18 @@ _UNKNOWN = 502
 
 
 class Declined(UpstreamFailed):
-    """A backend would not or could not answer, and another one may."""
+    """A backend would not or could not answer, and another one may: `said` is its status."""
+
+    def __init__(self, message: str, said: int) -> None:
+        super().__init__(message)
+        self.said = said
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Why another backend was asked: `status_…`, `timeout` or `broken`."""
+    if isinstance(error, Declined):
+        return f"status_{error.said}"
+    return "timeout" if isinstance(error, UpstreamTimeout) else "broken"
 
 
 def retryable(status: int) -> bool:

@@ -37,7 +37,12 @@ Sink = Callable[[bytes], Awaitable[None]]
 
 
 class Reply:
-    """Writes one answer to the client. `retried` is the id of the rejected answer that this one takes the place of."""
+    """Writes one answer to the client. `retried` is the id of the rejected answer that this one takes the place of.
+
+    Attributes:
+        refused: the status of an error that came instead of an answer.
+        broken, timed_out: the answer broke off, or an error took its place; it was because the backend fell silent.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class Reply:
         self._clock = clock
         self._headers = headers
         self._decoder: Decoder = Identity()
+        self.refused: int | None = None
+        self.broken = self.timed_out = False
 
     def kept_alive(self, stream: bool) -> AbstractContextManager[None]:
         """While this lasts, a client that waits for a stream hears from us now and then, where the settings say so."""
@@ -74,7 +81,7 @@ class Reply:
         if not (200 <= response.status < 300 or 400 <= response.status < 600):
             raise UpstreamFailed(f"the backend answered with status {response.status}")
         if not last and retryable(response.status):
-            raise Declined(f"the backend answered with status {response.status}")
+            raise Declined(f"the backend answered with status {response.status}", response.status)
         self._blame(response.status)
         self._decoder = decoder_for(names.first(response.headers, b"content-encoding"))
         tap = self._open_tap(response, prepared)
@@ -82,6 +89,7 @@ class Reply:
         if kind and not kind.startswith("text/event-stream"):
             self.down.hush()
         if response.status >= 300:
+            self.refused = response.status
             await self._error(response, tap)
         elif tap.content_type is not None:
             await self._restream(response, tap, tap.content_type, last=last)
@@ -100,7 +108,8 @@ class Reply:
         self.down.status = error.status
         self.down.delivered = True
         marks = [(names.VERDICT, b"reject")] if isinstance(error, VerificationFailed) else []
-        await answer_error(self.down.send, error, self._our_headers(marks) if self.record.opened else [])
+        echoed = names.echoed(self._headers)
+        await answer_error(self.down.send, error, self._our_headers(marks) if self.record.opened else echoed)
 
     async def _stream(self, response: UpstreamResponse, tap: Tap, *, last: bool) -> None:
         headers = names.client_headers(response.headers)
@@ -149,7 +158,8 @@ class Reply:
             raise error or UpstreamFailed("the backend's answer ended before it began")
         status = status_of(tap.refusal)
         if not last and retryable(status):
-            raise Declined(f"the backend's stream began with an error {status}")
+            raise Declined(f"the backend's stream began with an error {status}", status)
+        self.refused = status
         self._blame(status)
         self.record.show(tap.refusal)
         self.record.evidence()
@@ -158,6 +168,7 @@ class Reply:
 
     async def _end_stream(self, tap: Tap, rest: bytes, *, broken: bool) -> None:
         """What is left of a stream; the inline verdict goes before the terminal frame."""
+        self.broken = broken or tap.failed or tap.cut or tap.erred or tap.fault is not None
         self.record.show(rest + tap.done)
         self.record.evidence()
         if tap.cut:
@@ -235,6 +246,7 @@ class Reply:
                             return None
             decoder.flush()
         except (UpstreamFailed, UpstreamTimeout) as error:
+            self.timed_out = isinstance(error, UpstreamTimeout)
             return error
         return None
 

@@ -23,6 +23,7 @@ class BaseTap:
     failed = False
     begun = False
     fault: str | None = None
+    erred = False
     cut = False
     refusal: bytes | None = None
     streamed = False

@@ -32,7 +32,6 @@ class StreamTap(BaseTap):
         self._held: list[tuple[Event, Object]] = []
         self._kept = self._waiting = 0
         self._dropped = False
-        self._errored = False
         self._closed = False
 
     def feed(self, data: bytes) -> bytes:
@@ -58,7 +57,7 @@ class StreamTap(BaseTap):
         out += self._release(None)
         if fault is not None:
             self.collector.fault(fault)
-        if self.done or self.failed or self._errored:
+        if self.done or self.failed or self.erred:
             return out
         if fault is None and self.collector.finished():
             self.collector.terminal = True
@@ -134,7 +133,7 @@ class StreamTap(BaseTap):
         return self._chunk(event, top, choices)
 
     def _error(self, event: Event, top: Object) -> bytes:
-        self._errored = True
+        self.erred = True
         self.collector.fault("upstream_error")
         released = self._release(None)
         changed = self.view.response(top)
@@ -213,7 +212,7 @@ class UndeclaredTap(StreamTap):
 
     def close(self, fault: str | None = None) -> bytes:
         """As of a stream, if it was one."""
-        if self._closed or self.done or self._errored or self.failed or self.collector.choices:
+        if self._closed or self.done or self.erred or self.failed or self.collector.choices:
             return super().close(fault)
         self._closed = self.failed = True
         self.cut = fault is not None

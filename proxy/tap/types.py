@@ -68,6 +68,9 @@ class Tap(Protocol):
     fault: str | None
     """What the error frame says that the tap itself put at the end of a stream; None when it put none."""
 
+    erred: bool
+    """The backend itself said, in a stream, that something went wrong."""
+
     cut: bool
     """The body broke off, and there was nothing that could be said of it in the body itself."""
 

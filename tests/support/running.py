@@ -55,9 +55,10 @@ class RunningProxy:
 
 
 def settings_for(*urls: str, **sections: Any) -> Settings:
-    """Settings with one model `m` (called `served` by its backends) and a backend `b1`, `b2`, … per URL."""
+    """Settings with one model `m` (called `served` by its backends) and a backend `b1`, `b2`, … per URL; no probes."""
     backends = [
         {"name": f"b{n}", "url": url, "model": "m", "served_model": "served", "runtime": "vllm-0.32-v2"}
         for n, url in enumerate(urls, 1)
     ]
-    return Settings.model_validate({"models": {"m": {"vocab_size": 1000}}, "backends": backends} | sections)
+    base = {"models": {"m": {"vocab_size": 1000}}, "backends": backends, "health": {"interval": 0}}
+    return Settings.model_validate(base | sections)

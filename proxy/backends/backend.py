@@ -1,0 +1,244 @@
+"""A backend as this proxy knows it: its standing, its health, and what it is busy with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from policies.settings import BackendSettings, BreakerSettings, HealthSettings
+from proxy.backends.breaker import Breaker, Entry, Failure
+
+logger = logging.getLogger(__name__)
+
+State = Literal["trial", "trusted", "suspect", "quarantined"]
+
+WELL, RESTING, UNWELL, FAILING = range(4)
+"""Ranks, in the order in which backends are asked: nothing is wrong; it said that it is busy, or could not be reached a
+moment ago; its health endpoint says that it is not well; its breaker is open for what it answers."""
+
+_REST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A backend's standing as far as the proxy needs it.
+
+    `audit_rate` is the share of its answers that is replayed, `since` the Unix second of its state, None when new.
+    """
+
+    state: State
+    audit_rate: float
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What went wrong last, and when (Unix seconds)."""
+
+    kind: Failure | str
+    at: float
+
+
+class Backend:
+    """A backend and how it is doing.
+
+    Attributes:
+        outstanding: requests that it has now.
+        up: what background probes say; true as long as there are none.
+        failure, complaint: the last failure of a request, and of a probe.
+        changed: called whenever its rank may be another one.
+        freed: called when a request is over.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_probes_in_a_row",
+        "_rules",
+        "_standing",
+        "base_url",
+        "breaker",
+        "changed",
+        "complaint",
+        "failure",
+        "freed",
+        "outstanding",
+        "resting_until",
+        "settings",
+        "up",
+    )
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        standing: Standing,
+        breaker: BreakerSettings,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.base_url = _base_url(settings.url)
+        self.breaker = Breaker(breaker, chance)
+        self.outstanding = 0
+        self.resting_until = 0.0
+        self.up = True
+        self.failure: Trouble | None = None
+        self.complaint: Trouble | None = None
+        self.changed: Callable[[], None] = _nothing
+        self.freed: Callable[[Backend], None] = _nobody
+        self._standing = standing
+        self._rules = breaker
+        self._clock = clock
+        self._probes_in_a_row = 0
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+        return self.settings.name
+
+    @property
+    def standing(self) -> Standing:
+        """What the workers think of it, as the proxy last heard."""
+        return self._standing
+
+    @standing.setter
+    def standing(self, standing: Standing) -> None:
+        moved = standing.state != self._standing.state
+        self._standing = standing
+        if moved:
+            self.changed()
+
+    @property
+    def full(self) -> bool:
+        """Whether it has as many requests as it may."""
+        return 0 < self.settings.max_concurrency <= self.outstanding
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether clients' requests must not reach it."""
+        return self._standing.state == "quarantined"
+
+    def rank(self, now: float) -> int | None:
+        """How soon it is asked, lowest first; None when it is not."""
+        if self.quarantined:
+            return None
+        if not self.breaker.admits(now):
+            return FAILING if self.breaker.answering else None
+        if not self.up:
+            return UNWELL
+        return RESTING if self.resting_until > now else WELL
+
+    def next_change(self, now: float) -> float:
+        """When its rank changes by itself, if nothing happens."""
+        times = [self.resting_until] if self.breaker.state == "closed" else [self.resting_until, self.breaker.until]
+        return min((at for at in times if at > now), default=float("inf"))
+
+    def enter(self) -> Entry:
+        """A request takes its place here; `leave` gives it back."""
+        self.outstanding += 1
+        before = self.breaker.state
+        entry = self.breaker.enter(self._clock())
+        self._tell(before)
+        if entry.probe:
+            self.changed()
+        return entry
+
+    def leave(self, entry: Entry) -> None:
+        """A request is over."""
+        self.outstanding -= 1
+        self.breaker.left(entry)
+        if entry.probe:
+            self.changed()
+        self.freed(self)
+
+    def began(self, entry: Entry) -> None:
+        """An answer began."""
+        if self.resting_until:
+            self.rest(0)
+        before = self.breaker.state
+        if self.breaker.began(entry):
+            self._tell(before)
+            self.changed()
+
+    def finished(self, entry: Entry) -> None:
+        """An answer ended well."""
+        before = self.breaker.state
+        if self.breaker.finished(entry):
+            self._tell(before)
+            self.changed()
+
+    def failed(self, entry: Entry, kind: Failure) -> None:
+        """A request failed."""
+        self.failure = Trouble(kind, time.time())
+        if kind == "unreachable":
+            self.rest(_REST_SECONDS)
+        before = self.breaker.state
+        if self.breaker.failed(entry, kind, self._clock()):
+            self._tell(before)
+            self.changed()
+
+    def rest(self, seconds: float) -> None:
+        """The others go first for so long, at most `breaker.longest_rest`; 0 ends a rest."""
+        seconds = min(seconds, self._rules.longest_rest)
+        self.resting_until = self._clock() + seconds if seconds > 0 else 0.0
+        self.changed()
+
+    def probed(self, problem: str | None, rules: HealthSettings) -> None:
+        """A background probe is back; `problem` says what is wrong, None that nothing is."""
+        well = problem is None
+        if problem is not None:
+            self.complaint = Trouble(problem, time.time())
+        self._probes_in_a_row = 0 if well == self.up else self._probes_in_a_row + 1
+        if self._probes_in_a_row < (rules.up_after if well else rules.down_after):
+            return
+        if well != self.up:
+            self.up, self._probes_in_a_row = well, 0
+            logger.warning(
+                "a backend is well again" if well else "a backend is not well; it is asked last",
+                extra={"backend": self.name} | ({} if well else {"why": problem}),
+            )
+            self.changed()
+
+    def health(self) -> dict[str, Any]:
+        """How it is doing, as JSON has words for it. Times are Unix seconds, durations seconds."""
+        now = self._clock()
+        breaker = self.breaker
+        return {
+            "up": self.up,
+            "resting": round(max(0.0, self.resting_until - now), 3),
+            "breaker": {
+                "state": breaker.state,
+                "failures": breaker.failures,
+                "tried_in": None if breaker.state == "closed" else round(max(0.0, breaker.until - now), 3),
+            },
+            "last_failure": None if self.failure is None else asdict(self.failure),
+            "last_probe_failure": None if self.complaint is None else asdict(self.complaint),
+        }
+
+    def _tell(self, before: str) -> None:
+        """Log a breaker's new state."""
+        breaker = self.breaker
+        if breaker.state == before:
+            return
+        extra = {"backend": self.name, "breaker": breaker.state}
+        if breaker.state == "open":
+            seconds = round(breaker.until - self._clock(), 3)
+            logger.warning("a backend's breaker opened", extra=extra | {"why": breaker.kind, "seconds": seconds})
+        else:
+            logger.warning("a backend's breaker changed", extra=extra)
+
+
+def _base_url(url: str) -> str:
+    """The address without a trailing slash or `/v1`, which operators write either way."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nobody(_: Backend) -> None:
+    pass

@@ -1,0 +1,119 @@
+"""A circuit breaker: whether a backend that fails requests is asked at all. Arithmetic on times that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from policies.settings import BreakerSettings
+
+State = Literal["closed", "open", "half_open"]
+STATES: tuple[State, ...] = get_args(State)
+
+Failure = Literal["unreachable", "timeout", "closed", "status", "broken"]
+"""How a request failed: no connection, silence, a connection closed before the answer, a status of 500 or more, an
+answer that broke off."""
+
+ANSWERING: frozenset[Failure] = frozenset(("status", "broken"))
+"""Failures of a backend that does answer, so that asking it costs no time."""
+
+_JITTER = 0.25
+_MOST_DOUBLINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that was let in: in which epoch of the breaker, and whether it is the one that tries a backend out."""
+
+    epoch: int
+    probe: bool = False
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Closed → open after `rules.failures` failures in a row → half-open: one request tries → closed, or open for twice
+    as long.
+
+    What requests of an earlier epoch have to say is no news: the breaker has opened since they were let in. An answer
+    that begins closes the breaker, so that nobody waits for its end, but only one that ends well takes back what speaks
+    against the backend: one that breaks off every answer stays one failure away from being open again.
+
+    Attributes:
+        chance: a random number in [0, 1), so that several proxies do not try at the same moment.
+        failures: in a row.
+        opened: openings in a row, without an answer that ended well.
+        until: when it may be tried, on the clock of the times given.
+        kind: the failure that opened it last.
+    """
+
+    rules: BreakerSettings
+    chance: Callable[[], float]
+    state: State = "closed"
+    failures: int = 0
+    opened: int = 0
+    until: float = 0.0
+    kind: Failure | None = None
+    epoch: int = 0
+    _probing: bool = False
+
+    def admits(self, now: float) -> bool:
+        """Whether a request may be sent: when closed, and when it is time that one tries."""
+        if self.state == "closed":
+            return True
+        return now >= self.until and not self._probing
+
+    @property
+    def answering(self) -> bool:
+        """Whether it is out for what it answers, rather than for not answering."""
+        return self.state != "closed" and self.kind in ANSWERING
+
+    def enter(self, now: float) -> Entry:
+        """A request is sent. One that is not admitted is sent for want of anybody else."""
+        if self.state == "closed" or not self.admits(now):
+            return Entry(self.epoch)
+        self.state, self._probing = "half_open", True
+        self.epoch += 1
+        return Entry(self.epoch, probe=True)
+
+    def began(self, entry: Entry) -> bool:
+        """The answer began. Returns whether the state changed."""
+        if entry.epoch != self.epoch or self.state == "closed":
+            return False
+        self.state, self._probing = "closed", False
+        self.failures = self.rules.failures - 1
+        return True
+
+    def finished(self, entry: Entry) -> bool:
+        """The answer ended well. Returns whether the state changed."""
+        if entry.epoch != self.epoch:
+            return False
+        changed = self.state != "closed"
+        self.state, self._probing = "closed", False
+        self.failures = self.opened = 0
+        return changed
+
+    def failed(self, entry: Entry, kind: Failure, now: float) -> bool:
+        """The request failed. Returns whether the state changed."""
+        if entry.epoch != self.epoch:
+            return False
+        if self.state == "closed":
+            self.failures += 1
+            if self.failures < self.rules.failures:
+                return False
+        elif not entry.probe:
+            return False
+        self._open(kind, now)
+        return True
+
+    def left(self, entry: Entry) -> None:
+        """The request is over and said nothing about the backend: another one may try."""
+        if entry.probe and entry.epoch == self.epoch and self.state == "half_open":
+            self._probing = False
+
+    def _open(self, kind: Failure, now: float) -> None:
+        self.state, self._probing, self.kind = "open", False, kind
+        self.opened += 1
+        self.epoch += 1
+        grown = self.rules.open_seconds * 2.0 ** min(self.opened - 1, _MOST_DOUBLINGS)
+        self.until = now + min(grown, self.rules.longest) * (1 - _JITTER * self.chance())
