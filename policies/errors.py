@@ -65,11 +65,15 @@ class StoreUnavailable(CountersignError):
 
 
 class ApiError(CountersignError):
-    """Answered to a client as `{"error": {"message", "type", "param", "code"}}`."""
+    """Answered to a client as `{"error": {"message", "type", "param", "code"}}`.
+
+    `retry_after` is how many seconds later it may go better; None where nobody knows.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
+    retry_after: float | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -159,10 +163,14 @@ class UpstreamFailed(ApiError):
 
 
 class BackendUnavailable(ApiError):
-    """No backend can take the request."""
+    """No backend can take the request; one may after `retry_after` seconds."""
 
     status = 503
     code = "backend_unavailable"
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
 
 
 class StoreFailed(ApiError):
