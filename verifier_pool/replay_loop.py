@@ -29,16 +29,10 @@ from policies.evidence import Replay
 from policies.settings import ReferenceSettings
 from verifier_pool.flights import Fate, Flight, Flying, read_flights
 from verifier_pool.loop import Loop
+from verifier_pool.packing import pack_outcomes
 from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.reference.base import Reference, ReplayRequest
-from verifier_pool.replays import (
-    CANARIES,
-    FAILED,
-    is_second,
-    pack_outcomes,
-    queue_of,
-    response_of,
-)
+from verifier_pool.replays import CANARIES, FAILED, is_second, queue_of, response_of
 from verifier_pool.rq_job import place_of
 from verifier_pool.stages import Stages
 

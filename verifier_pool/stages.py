@@ -18,19 +18,10 @@ from rq.job import Job, JobStatus
 from policies.errors import ReplayError
 from policies.settings import VerificationSettings
 from verifier_pool.fair import LANES, SUFFIXES, FairQueue, Stage, options
+from verifier_pool.packing import pack_outcomes, pack_requests
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.replays import (
-    FAILED,
-    REPLAY_JOB,
-    REPLAYING,
-    outcome_key,
-    pack_outcomes,
-    pack_requests,
-    queue_of,
-    replay_job,
-    request_key,
-)
+from verifier_pool.replays import FAILED, REPLAY_JOB, REPLAYING, outcome_key, queue_of, replay_job, request_key
 from verifier_pool.scripts import add_waiting
 
 ALIVE = frozenset(

@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Replay
 from tests.verifier_pool.toy import ToyReference, answer
-from verifier_pool import replays
+from verifier_pool import packing, replays
+from verifier_pool.packing import pack_outcomes, pack_requests, unpack_outcomes, unpack_requests
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.replays import (
-    is_second,
-    pack_outcomes,
-    pack_requests,
-    queue_of,
-    replay_job,
-    request_of,
-    response_of,
-    unpack_outcomes,
-    unpack_requests,
-)
+from verifier_pool.replays import is_second, queue_of, replay_job, request_of, response_of
 
 EXPERTS = np.arange(14 * 2 * 2, dtype=np.uint8).reshape(14, 2, 2)
 
@@ -85,7 +76,7 @@ def test_one_reason_is_that_of_all_choices() -> None:
 
 def test_what_would_be_too_large_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = answer()
-    monkeypatch.setattr(replays, "MAX_UNPACKED", 100)
+    monkeypatch.setattr(packing, "MAX_UNPACKED", 100)
     with pytest.raises(ReplayError, match="too_long"):
         pack_requests([request_of(evidence)])
     packed = pack_outcomes([replayed(evidence), replayed(evidence)])
@@ -95,7 +86,7 @@ def test_what_would_be_too_large_is_too_long(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_bomb_is_not_unpacked() -> None:
     with pytest.raises(ReplayError, match="bad_replay"):
-        unpack_requests(zstandard.compress(bytes(replays.MAX_UNPACKED + 1)))
+        unpack_requests(zstandard.compress(bytes(packing.MAX_UNPACKED + 1)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rq.serializers import JSONSerializer
 from policies.settings import Settings
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import context, jobs, replays
+from verifier_pool import context, jobs, packing
 from verifier_pool.fair import LANES
 from verifier_pool.queue import intent_key, waiting_bytes_key
 from verifier_pool.replays import outcome_key, replay_job, request_key
@@ -99,7 +99,7 @@ def test_nothing_is_left_but_what_has_to_stay(redis: Redis, asked: tuple[Setting
 def test_a_request_that_is_too_large_is_too_long(
     redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(replays, "MAX_UNPACKED", 200)
+    monkeypatch.setattr(packing, "MAX_UNPACKED", 200)
     rules, reference = settings(valkey_url), ToyReference()
     id = rig.submit(redis, rules, [answer()])
     rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
