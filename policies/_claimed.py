@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies._findings import Finding, rejected, withheld
+from policies import _grammar
+from policies._findings import Finding, rejected, undecided, withheld
 from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Evidence
 
 POSITIVE_ROUNDING = 1e-4
@@ -42,7 +43,10 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
     if bool((ids < PAD_ID).any()) or (vocab_size is not None and bool((ids >= vocab_size).any())):
         findings.append(withheld("bad_ids", "a claimed id is outside the vocabulary"))
     if bool(masked.any()):
-        if not evidence.sampling.grammar:
+        if _grammar.unasked(evidence):
+            text = "entries are masked (−9999): the server's own grammar for tools, which `models` does not declare?"
+            findings.append(undecided(_grammar.SERVERS, text))
+        elif not evidence.sampling.grammar:
             text = "entries are masked (−9999), yet no grammar was asked for"
             findings.append(withheld("masked_without_grammar", text))
         elif bool(masked[:, 0].any()):

@@ -23,12 +23,14 @@ class Extras(msgspec.Struct, frozen=True):
         thinking_token_budget: tokens of reasoning after which vLLM forces its end.
         watermarking: turns on the engine's watermark, which draws by other noise.
         repetition_detection: ends an answer that repeats itself, with finish reason `repetition`.
+        tools: functions that the model may call, by chat.
         prompt, prompt_embeds, truncate_prompt_tokens, n: what a completion's prompt ids follow from.
     """
 
     thinking_token_budget: Any = None
     watermarking: Any = None
     repetition_detection: Any = None
+    tools: Any = None
     prompt: Any = None
     prompt_embeds: Any = None
     truncate_prompt_tokens: Any = None

@@ -38,6 +38,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from policies import _grammar
 from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
 from policies._comparison import Comparison, compare
 from policies.checks import Check, Result
@@ -78,7 +79,7 @@ def calibration_rows(evidence: Evidence, replay: Replay, *, arm: str = "") -> li
     16 positions gives one row of that length. A replay of form `full` gives rows of both forms. Empty for a response
     that the check could not judge.
     """
-    if _obstacle(evidence, replay) or evidence.sampling.grammar or len(evidence.output_ids) < SHORTEST_BAND:
+    if _obstacle(evidence, replay) or _grammar.obstacle(evidence)[0] or len(evidence.output_ids) < SHORTEST_BAND:
         return []
     rows: list[Row] = []
     for view in forms(evidence, replay):
@@ -110,9 +111,9 @@ def check(evidence: Evidence, replay: Replay, profile: Profile | None) -> Check:
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
     metrics = measure(evidence, replay)
-    if evidence.sampling.grammar:
-        reason = "grammar: a grammar masked the claimed logprobs, the reference's are unmasked"
-        return Check(NAME, Result.INCONCLUSIVE, reason, by_request=True, metrics=metrics)
+    masked, by_request = _grammar.obstacle(evidence)
+    if masked:
+        return Check(NAME, Result.INCONCLUSIVE, masked, by_request=by_request, metrics=metrics)
     if tokens < SHORTEST_BAND:
         reason = f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)

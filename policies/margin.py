@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import _forged, betting, noise
+from policies import _forged, _grammar, betting, noise
 from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
 from policies._cuts import Cuts
 from policies._processors import process
@@ -117,9 +117,9 @@ def check(
     lets it say nothing; and those of the decision.
     """
     tokens = len(evidence.output_ids)
-    excuse = _by_request(evidence, eos_token_ids, bad_words)
+    excuse, by_request = _excuse(evidence, eos_token_ids, bad_words)
     if excuse:
-        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=True, metrics={"tokens": tokens})
+        return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=by_request, metrics={"tokens": tokens})
     trouble = _trouble(evidence, replay)
     if trouble:
         return Check(NAME, Result.INCONCLUSIVE, trouble, metrics={"tokens": tokens})
@@ -205,7 +205,7 @@ def calibration_rows(
 
     A replay of form `full` gives rows of both forms. Empty for a response that the check could not judge.
     """
-    if _by_request(evidence, eos_token_ids, bad_words) or _trouble(evidence, replay) or _no_race(evidence):
+    if _excuse(evidence, eos_token_ids, bad_words)[0] or _trouble(evidence, replay) or _no_race(evidence):
         return []
     rows: list[Row] = []
     name, tokens = response_name(evidence), len(evidence.output_ids)
@@ -307,10 +307,12 @@ def _metrics(margins: Margins) -> dict[str, float | int | None]:
     }
 
 
-def _by_request(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None) -> str:
-    if evidence.sampling.grammar:
-        return "grammar: a grammar masked what could be drawn, the reference's logits are unmasked"
-    return not_replayable(evidence, eos_token_ids, bad_words)
+def _excuse(
+    evidence: Evidence, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]] | None
+) -> tuple[str, bool]:
+    """Why the reference's logits are not those that the tokens were drawn from, and whether the request is why."""
+    masked, by_request = _grammar.obstacle(evidence)
+    return (masked, by_request) if masked else (not_replayable(evidence, eos_token_ids, bad_words), True)
 
 
 def _trouble(evidence: Evidence, replay: Replay) -> str:

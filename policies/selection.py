@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from policies import _race, noise, seedfree
+from policies import _grammar, _race, noise, seedfree
 from policies._processors import Processed, bad_word_ids, process
 from policies._race import Outcome
 from policies._request import extras
@@ -87,6 +87,7 @@ def check(
     speculative decoding the metrics are those of `seedfree.check`.
     """
     tokens = len(evidence.output_ids)
+    evidence = _grammar.as_masked(evidence)
     excuse = not_replayable(evidence, eos_token_ids, bad_words)
     if excuse:
         # The request is no excuse where the backend could not have been tested anyway.

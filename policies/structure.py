@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies import _billed, _delivered, _unlikely
+from policies import _billed, _delivered, _grammar, _unlikely
 from policies._claimed import claim_findings
 from policies._findings import Finding, rejected, undecided, withheld
 from policies._request import extras, prompt_given, repeats
@@ -109,7 +109,8 @@ def check(
         findings += claimed
     media = asked_with_media(evidence)
     findings += _id_findings(evidence, vocab_size, media=media)
-    sound = not findings
+    sound = all(finding.result is Result.INCONCLUSIVE for finding in findings)
+    evidence = _grammar.as_masked(evidence)
     if media:
         rendered_prompt = None
         findings.append(undecided("media", "the request holds more than text, which nothing here can be held against"))
