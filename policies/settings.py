@@ -102,6 +102,9 @@ class ModelSettings(Section):
         max_model_len: longest prompt plus answer, in tokens.
         generation_config: the declared model's `generation_config.json`, whose defaults vLLM would apply.
         eos_token_ids: tokens that end an answer.
+        grammar: where its servers bind a grammar that a request did not ask for: nowhere (`asked`), wherever tools are
+            offered (`tools`: vLLM's `--tool-strict-level`, or a parser that does so by itself, as glm47's and Cohere's
+            do), or in every chat request (`always`: Mistral's own tokenizers).
         experts: number of experts of a mixture-of-experts model, whose answers must then come with expert ids.
         profile: file with the calibrated null distributions.
         second_reference, second_profile: another trusted engine with a profile of its own. An answer that speaks
@@ -115,6 +118,7 @@ class ModelSettings(Section):
     max_model_len: int | None = Field(None, gt=0)
     generation_config: dict[str, Any] = Field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
+    grammar: Literal["asked", "tools", "always"] = "asked"
     experts: int | None = Field(None, gt=0)
     profile: str | None = None
     reference: ReferenceSettings | None = None

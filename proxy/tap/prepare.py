@@ -84,6 +84,7 @@ def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: Back
             model.generation_config,
             seed=seed if client_seed is None else client_seed,
             client_seed=client_seed is not None,
+            grammar=model.grammar,
         ),
         upstream_stream=upstream_stream,
         prompts=_count_prompts(fields.get("prompt")) if endpoint == "completions" else 1,

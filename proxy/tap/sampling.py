@@ -42,8 +42,11 @@ def resolve(
     *,
     seed: int,
     client_seed: bool,
+    grammar: str = "asked",
 ) -> Sampling:
     """Sampling parameters in effect for `fields`, whose defaults are already explicit.
+
+    `grammar` says where servers bind one of their own (`ModelSettings.grammar`).
 
     As vLLM does, a temperature below 1e-5 is greedy and switches top-p, top-k and min-p off, and one below
     0.01 is raised to it. In chat without a limit, `max_tokens` is the generation config's `max_new_tokens`.
@@ -72,7 +75,7 @@ def resolve(
         logit_bias=_logit_bias(fields.get("logit_bias")),
         allowed_token_ids=lax.integers(fields.get("allowed_token_ids")),
         bad_words=lax.strings(fields.get("bad_words")),
-        grammar=_has_grammar(fields),
+        grammar=_has_grammar(endpoint, fields, grammar),
     )
 
 
@@ -97,8 +100,8 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((key, bias) for key, bias in pairs if key is not None and bias is not None)
 
 
-def _has_grammar(fields: Mapping[str, Any]) -> bool:
-    """Whether a grammar masks the logits: structured outputs, forced tools, or strict ones."""
+def _has_grammar(endpoint: Endpoint, fields: Mapping[str, Any], servers: str) -> bool:
+    """Whether a grammar masks the logits: structured outputs, forced tools, strict ones, or calls one at a time."""
     response_format = fields.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") in _GRAMMAR_FORMATS:
         return True
@@ -106,13 +109,19 @@ def _has_grammar(fields: Mapping[str, Any]) -> bool:
         return True
     if any(name.startswith("guided_") and value is not None for name, value in fields.items()):
         return True
+    if endpoint != "chat":
+        return False
+    tools = fields.get("tools")
+    if servers == "always" or (servers == "tools" and tools):
+        return True
     choice = fields.get("tool_choice")
     if choice == "required" or isinstance(choice, dict):
         return True
-    tools = fields.get("tools")
-    return choice != "none" and isinstance(tools, list) and any(map(_is_strict, tools))
+    if choice == "none" or not isinstance(tools, list) or not tools:
+        return False
+    return lax.boolean(fields.get("parallel_tool_calls")) is False or any(map(_is_strict, tools))
 
 
 def _is_strict(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and function.get("strict") is True
+    return isinstance(function, dict) and lax.boolean(function.get("strict")) is True
