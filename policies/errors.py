@@ -14,10 +14,13 @@ CountersignError
     ├── MethodNotAllowed       405
     ├── Conflict               409
     ├── RequestTooLarge        413
+    ├── RateLimited            429  the key's limit of requests or tokens
+    ├── QuotaExceeded          429  the key's budget is spent
     ├── VerificationFailed     502  a policy refused a rejected answer
     ├── UpstreamFailed         502  the backend broke before the first byte
     ├── BackendUnavailable     503
     ├── StoreFailed            503  verdicts cannot be read right now
+    ├── KeysUnavailable        503  a key cannot be checked right now
     └── UpstreamTimeout        504
 """
 
@@ -148,6 +151,36 @@ class RequestTooLarge(ApiError):
     code = "request_too_large"
 
 
+class RateLimited(ApiError):
+    """The key has reached a limit, which passes by itself after `retry_after` seconds; None is never, as it is.
+
+    `headers` are those that tell of it.
+    """
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float | None, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._kind = kind or self.type
+
+    def body(self) -> dict[str, Any]:
+        """As any, but its type says what there is too much of: `requests` or `tokens`."""
+        body = super().body()
+        body["error"]["type"] = self._kind
+        return body
+
+
+class QuotaExceeded(RateLimited):
+    """What is left of the key's budget does not cover the request."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
 class VerificationFailed(ApiError):
     """The answer was rejected and the policy is to withhold it."""
 
@@ -178,6 +211,13 @@ class StoreFailed(ApiError):
 
     status = 503
     code = "store_unavailable"
+
+
+class KeysUnavailable(ApiError):
+    """Redis cannot be asked about a key that is not known here: our trouble, which says nothing about the key."""
+
+    status = 503
+    code = "keys_unavailable"
 
 
 class UpstreamTimeout(ApiError):

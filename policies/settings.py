@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
+from policies._key_rules import ClientKey, LimitSettings, StoredKey
 from policies._rules import (
     AuditSettings,
     DurabilitySettings,
@@ -32,11 +33,13 @@ __all__ = [
     "ClientKey",
     "DurabilitySettings",
     "HealthSettings",
+    "LimitSettings",
     "ModelSettings",
     "ReferenceSettings",
     "RoutingSettings",
     "Settings",
     "StandingSettings",
+    "StoredKey",
     "TimeoutSettings",
     "VerificationSettings",
     "WebhookSettings",
@@ -45,19 +48,6 @@ __all__ = [
     "parse_settings",
     "store_url",
 ]
-
-
-class ClientKey(Section):
-    """A client key, stored as the SHA-256 of its text (a random key needs no slow hash).
-
-    `operator` marks a key of the operator's own traffic: nobody could have chosen its prompts to frame a backend, so
-    it speaks without a cap in a backend's standing, and alone.
-    """
-
-    name: str
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    admin: bool = False
-    operator: bool = False
 
 
 class ReferenceSettings(Section):
@@ -161,6 +151,7 @@ class Settings(Section):
     """Everything an operator can set.
 
     Attributes:
+        limits: of every client key without its own, and of this machine where there are no keys.
         profile_keys: public keys (Ed25519, 32 bytes in base64, as `countersign profile keygen` prints them); when there
             are any, profiles must be signed by one of them.
     """
@@ -170,6 +161,7 @@ class Settings(Section):
     redis_url: str | None = None
     embedded_dir: str | None = Field(None, description="folder of the embedded Valkey's socket and data")
     keys: tuple[ClientKey, ...] = ()
+    limits: LimitSettings = LimitSettings()
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     backends: tuple[BackendSettings, ...] = ()
     profile_keys: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")], ...] = ()

@@ -13,8 +13,11 @@ from policies.errors import SettingsError
 from policies.settings import Settings
 from proxy.api.auth import Keys
 from proxy.backends.pool import Backends
+from proxy.backends.probes import Probes
 from proxy.backends.records import Records
 from proxy.backends.standings import Standings
+from proxy.limits.limiter import Limiter
+from proxy.limits.registry import Registry
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
@@ -24,7 +27,7 @@ from proxy.tap import TokenStrings
 from verifier_pool import connection
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
-_SAID_ONCE = (b"host", b"origin")
+_SAID_ONCE = (b"host", b"origin", b"x-countersign-backend")
 
 
 @dataclass(slots=True)
@@ -41,9 +44,12 @@ class Services:
 
     settings: Settings
     keys: Keys
+    registry: Registry
+    limiter: Limiter
     backends: Backends
     standings: Standings
     records: Records
+    probes: Probes
     transport: Transport
     outage: Outage
     store: Store
@@ -66,13 +72,17 @@ class Services:
             lambda: drain.draining,
             durability=settings.durability,
         )
-        metrics.watch(backends.all)
+        metrics.watch(list(backends.groups.values()))
+        registry = Registry(store)
         services = cls(
             settings=settings,
-            keys=Keys(settings.keys),
+            keys=Keys(settings.keys, settings.limits, registry),
+            registry=registry,
+            limiter=Limiter(store, metrics),
             backends=backends,
             standings=Standings(store, backends),
             records=Records(store, settings),
+            probes=Probes(settings.health, backends, metrics),
             transport=AiohttpTransport(settings.timeouts),
             outage=outage,
             store=store,
@@ -83,13 +93,19 @@ class Services:
         )
         services.recorder.start()
         await services.store.start()
+        await services.registry.start()
+        await services.limiter.start()
         await services.standings.start()
+        services.probes.start()
         return services
 
     async def stop(self) -> None:
         """Record what is still to be recorded, then let go of everything."""
         await asyncio.to_thread(self.recorder.stop)
+        await self.probes.close()
         await self.standings.close()
+        await self.registry.close()
+        await self.limiter.close()
         await self.store.close()
         await self.transport.close()
         self.metrics.close()
@@ -129,7 +145,8 @@ def load_tokenizers(settings: Settings) -> dict[str, TokenStrings]:
 def header_map(raw: list[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
     """Request headers by (lower-case) name; of repeated ones the first counts.
 
-    Host and Origin say where a request came from, and nothing may hide behind the first: repeated, they are joined.
+    Host and Origin say where a request came from, an admin's hint where it goes, and nothing may hide behind the first:
+    repeated, they are joined, which none of them can be.
     """
     headers: dict[bytes, bytes] = {}
     for name, value in raw:

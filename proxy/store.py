@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import orjson
 from redis.asyncio.client import PubSub
+from redis.commands.core import AsyncScript
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from policies.errors import StoreUnavailable
@@ -20,6 +22,8 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.tasks import end
 from verifier_pool import connection, durable
+from verifier_pool.keys import KEYS
+from verifier_pool.keys import VERSION as KEYS_VERSION
 from verifier_pool.queue import (
     OPEN,
     STANDINGS,
@@ -35,6 +39,11 @@ PATIENCE = 2.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
 one that hangs costs this, and only to the requests of its first two seconds; less mistook a busy machine, whose event
 loop itself comes late, for an outage."""
+
+Call = tuple[AsyncScript, Sequence[str], Sequence[str | int]]
+"""A script with its KEYS and ARGV."""
+
+logger = logging.getLogger(__name__)
 
 _POLL = 1.0
 _REMEMBERED = 20_000
@@ -125,6 +134,51 @@ class Store:
         """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
         async with self._asking_aside():
             return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
+
+    def script(self, text: str) -> AsyncScript:
+        """A script for `call` and `call_all`."""
+        return self._redis.register_script(text)
+
+    async def call(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """What a script answers, in one round trip. Raises StoreUnavailable."""
+        async with self._asking_aside():
+            return await script(keys=list(keys), args=list(arguments))
+
+    async def call_all(self, calls: Iterable[Call], mark: str) -> None:
+        """Call scripts, all or none, and leave a mark (a key that is kept for ten minutes) that it was done.
+
+        Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
+        """
+        async with self._asking_aside():
+            pipeline = self._redis.pipeline(transaction=True)
+            for script, keys, arguments in calls:
+                await script(keys=list(keys), args=list(arguments), client=pipeline)
+            pipeline.set(mark, b"", ex=600)
+            answers = await pipeline.execute(raise_on_error=False)
+        if failed := [each for each in answers if isinstance(each, Exception)]:
+            logger.error("redis refuses", extra={"count": len(failed), "error": type(failed[0]).__name__})
+
+    async def has(self, key: str) -> bool:
+        """Whether there is such a key. Raises StoreUnavailable."""
+        async with self._asking_aside():
+            return bool(await self._redis.exists(key))
+
+    async def keys(self, known: bytes | None) -> tuple[bytes | None, list[bytes] | None]:
+        """The version of the client keys, and all of them unless it is `known` (None). Raises StoreUnavailable."""
+        async with self._asking_aside():
+            version = await self._redis.get(KEYS_VERSION)
+            if version is not None and version == known:
+                return version, None
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.get(KEYS_VERSION)
+            pipeline.hvals(KEYS)
+            version, stored = await pipeline.execute()
+        return version, stored
+
+    async def key(self, name: str) -> bytes | None:
+        """One client key as it is stored. Raises StoreUnavailable."""
+        async with self._asking_aside():
+            return cast("bytes | None", await self._redis.hget(KEYS, name))
 
     async def wait(
         self, id: str, seconds: float, *, through_drain: bool = True, through_outage: bool = False

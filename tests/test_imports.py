@@ -6,7 +6,18 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-REACHED = {"connection", "durable", "events", "fair", "fair_scripts", "queue", "redis_url", "scripts"}
+REACHED = {
+    "connection",
+    "durable",
+    "events",
+    "fair",
+    "fair_scripts",
+    "keys",
+    "limit_scripts",
+    "queue",
+    "redis_url",
+    "scripts",
+}
 """Modules of `verifier_pool` that the proxy may import: how workers are reached, and nothing that works."""
 
 

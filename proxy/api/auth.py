@@ -1,19 +1,22 @@
-"""Who is asking: client keys by their SHA-256; without any configured, this machine only."""
+"""Who is asking: client keys by their SHA-256, from the settings and from Redis; without any, this machine only."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.errors import AuthenticationFailed
-from policies.settings import ClientKey, hash_key
+from policies.errors import AuthenticationFailed, KeysUnavailable, StoreUnavailable
+from policies.settings import ClientKey, LimitSettings, hash_key
+from proxy.limits.registry import Registry
+from verifier_pool.keys import LONGEST, id_of
 
-_LONGEST_KEY = 512
 _REFUSED = "no valid API key came with the request"
 _NO_KEY = "this machine (no keys are set)"
+_THIS_MACHINE = "local"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([0-9a-z_.-]{1,254}))(?::([0-9]{0,5}))?")
 _LABEL = re.compile(r"[0-9a-z_](?:[0-9a-z_-]{0,61}[0-9a-z_])?")
@@ -22,38 +25,86 @@ _WEB = re.compile(rb"https?://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An authenticated client. `owner` is the SHA-256 (hex) of its key, `name` the key's in the settings; `operator`
-    says that it is the operator."""
+    """An authenticated client.
+
+    Attributes:
+        owner: SHA-256 (hex) of its key. `id`: what its use is counted under.
+        name: its key's.
+        operator: it is the operator.
+        limits: what it may use; None where there is no limit.
+    """
 
     owner: str
     name: str
     admin: bool
     operator: bool
+    id: str = ""
+    limits: LimitSettings | None = None
 
 
 class Keys:
-    """Looks keys up by hash; the text of every refusal is the same."""
+    """Looks keys up by hash. The text of every refusal is the same, whether a key is unknown, revoked or expired.
 
-    def __init__(self, keys: Sequence[ClientKey]) -> None:
+    Args:
+        keys: those of the settings.
+        limits: of keys without their own, and of this machine where there are no keys.
+        registry: those in Redis.
+    """
+
+    def __init__(
+        self, keys: Sequence[ClientKey], limits: LimitSettings | None = None, registry: Registry | None = None
+    ) -> None:
         self._keys = {key.sha256: key for key in keys}
+        self._limits = limits or LimitSettings()
+        self._registry = registry
+
+    async def authenticate(self, headers: Mapping[bytes, bytes], peer: tuple[str, int] | None) -> Client:
+        """The client behind a request; Redis is asked where nothing is known of its key.
+
+        Raises AuthenticationFailed; KeysUnavailable where Redis would have to be asked and does not answer.
+        """
+        try:
+            return self.client(headers, peer)
+        except AuthenticationFailed:
+            if self._registry is None or not _bearer(headers):
+                raise
+        except KeysUnavailable:
+            pass
+        assert self._registry is not None
+        try:
+            await self._registry.look()
+        except StoreUnavailable:
+            raise KeysUnavailable("keys cannot be checked right now; try again soon") from None
+        return self.client(headers, peer)
 
     def client(self, headers: Mapping[bytes, bytes], peer: tuple[str, int] | None) -> Client:
-        """The client behind a request. Raises AuthenticationFailed.
+        """The client behind a request, by what is known here. Raises AuthenticationFailed and KeysUnavailable.
 
-        Without configured keys only direct peers on this machine are served: what a proxy in front forwards
-        may come from anywhere. And only by a name of this machine, from a page of this machine if from a page at all:
-        a web page whose name is made to lead here speaks through a browser that runs here.
+        Without any keys only direct peers on this machine are served: what a proxy in front forwards may come from
+        anywhere. And only by a name of this machine, from a page of this machine if from a page at all: a web page
+        whose name is made to lead here speaks through a browser that runs here. Where Redis never said whether there
+        are keys, nobody is: those there are would have closed this door.
         """
         digest = hash_key(_bearer(headers))
-        if not self._keys:
-            direct = is_loopback(peer[0] if peer else "") and not any(name in headers for name in _FORWARDED)
-            if not (direct and names_this_machine(headers.get(b"host", b"")) and _from_here(headers)):
-                raise AuthenticationFailed(_REFUSED)
-            return Client(digest, _NO_KEY, admin=True, operator=True)
-        key = self._keys.get(digest)
-        if not hmac.compare_digest(key.sha256 if key else "0" * 64, digest) or key is None:
+        key = self._keys.get(digest) or self._stored(digest)
+        if hmac.compare_digest(key.sha256 if key else "0" * 64, digest) and key is not None:
+            return Client(digest, key.name, key.admin, key.operator, id_of(digest), self._of(key.limits))
+        if self._keys or (self._registry is not None and self._registry.any):
             raise AuthenticationFailed(_REFUSED)
-        return Client(digest, key.name, key.admin, key.operator)
+        direct = is_loopback(peer[0] if peer else "") and not any(name in headers for name in _FORWARDED)
+        if not (direct and names_this_machine(headers.get(b"host", b"")) and _from_here(headers)):
+            raise AuthenticationFailed(_REFUSED)
+        if self._registry is not None and not self._registry.heard:
+            raise KeysUnavailable("redis has not said yet whether there are keys; try again soon")
+        return Client(digest, _NO_KEY, admin=True, operator=True, id=_THIS_MACHINE, limits=self._of(None))
+
+    def _stored(self, digest: str) -> ClientKey | None:
+        key = None if self._registry is None else self._registry.known.get(digest)
+        return key if key is not None and key.usable(time.time()) else None
+
+    def _of(self, own: LimitSettings | None) -> LimitSettings | None:
+        limits = own if own is not None else self._limits
+        return None if limits.unlimited else limits
 
 
 def is_loopback(host: str) -> bool:
@@ -94,6 +145,6 @@ def _from_here(headers: Mapping[bytes, bytes]) -> bool:
 def _bearer(headers: Mapping[bytes, bytes]) -> bytes:
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     key = key.strip()
-    if len(key) > _LONGEST_KEY:
+    if len(key) > LONGEST:
         raise AuthenticationFailed(_REFUSED)
     return key if scheme.lower() == b"bearer" else b""

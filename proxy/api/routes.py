@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from policies.errors import AuthenticationFailed, BackendUnavailable, NotFound, StoreUnavailable
+from policies.errors import AuthenticationFailed, BackendUnavailable, KeysUnavailable, NotFound, StoreUnavailable
 from policies.verification import pending, public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
@@ -28,9 +28,9 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def client_of(request: Request, services: Annotated[Services, Depends(services_of)]) -> Client:
-    """Who is asking. Raises AuthenticationFailed."""
-    return services.keys.client(header_map(request.scope["headers"]), request.scope["client"])
+async def client_of(request: Request, services: Annotated[Services, Depends(services_of)]) -> Client:
+    """Who is asking. Raises AuthenticationFailed and KeysUnavailable."""
+    return await services.keys.authenticate(header_map(request.scope["headers"]), request.scope["client"])
 
 
 TheServices = Annotated[Services, Depends(services_of)]
@@ -118,8 +118,8 @@ async def readyz(services: TheServices, response: Response) -> dict[str, Any]:
 async def metrics(request: Request, services: TheServices) -> Response:
     """Prometheus text; what is thought of backends is on it for admins."""
     try:
-        private = client_of(request, services).admin
-    except AuthenticationFailed:
+        private = (await client_of(request, services)).admin
+    except (AuthenticationFailed, KeysUnavailable):
         private = False
     return Response(services.metrics.page(private=private), media_type=CONTENT_TYPE)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from policies.settings import hash_key
 from proxy.store import PATIENCE
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
@@ -112,7 +113,9 @@ def test_redis_dies_during_an_answer(rig: Rig, valkey: Valkey) -> None:
 def test_no_redis_at_the_start(backend: FakeBackend, valkey: Valkey) -> None:
     valkey.kill()
     backend.script = [wire.whole(wire.BODY)]
-    with RunningProxy(settings_for(backend.url), valkey.url) as proxy, httpx.Client(base_url=proxy.url) as http:
+    settings = settings_for(backend.url, keys=[{"name": "k", "sha256": hash_key("sk-k")}])
+    headers = {"authorization": "Bearer sk-k"}
+    with RunningProxy(settings, valkey.url) as proxy, httpx.Client(base_url=proxy.url, headers=headers) as http:
         _assert_unverified(http.post("/v1/chat/completions", json=CHAT))
         valkey.start()
         deadline = time.monotonic() + 5

@@ -1,0 +1,119 @@
+"""Client keys in Redis, and what is counted of each: names, records and the scripts that change them.
+
+    keys          hash: by name a key as JSON (policies.settings.StoredKey), with its SHA-256 and never its text
+    keys-version  another text after each change of `keys`
+
+and, by the key's id, with a TTL where nothing else is said:
+
+    limit:ID      hash: `r` and `t`, requests and tokens let in lately (msgpack: time in ms, amount, …), `h` the tokens
+                  of the budget that are held for requests under way, and of each of those `l:LEASE` its part
+    leases:ID     sorted set of requests under way, scored by the millisecond at which they count as lost
+    settled:MARK  says that a batch of requests was settled, so that none is twice
+    spent:ID      hash: `period`, and the `tokens` and `requests` charged in it; no TTL where the period never ends
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable
+from typing import Any, cast
+
+from pydantic import ValidationError
+from redis import Redis
+
+from policies.settings import StoredKey, hash_key
+from verifier_pool.queue import PREFIX
+
+KEYS = PREFIX + "keys"
+VERSION = PREFIX + "keys-version"
+LONGEST = 512
+"""Bytes of a key's text beyond which nobody looks further."""
+_PREFIX_BYTES = 5
+
+CHANGE = """
+local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if now ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+redis.call('SET', KEYS[2], ARGV[4])
+return 1
+"""
+"""Lua: change one key unless somebody else did meanwhile; says whether it was done.
+
+KEYS: `keys`, `keys-version`. ARGV: name, its record as it was and as it shall be ('' is none), a version.
+"""
+
+
+def new_text() -> tuple[str, str]:
+    """A new key's text, `sk-<prefix>_<32 random bytes, base64url>`, and its prefix."""
+    prefix = "sk-" + base64.b32encode(secrets.token_bytes(_PREFIX_BYTES)).decode().lower()
+    return f"{prefix}_{base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip('=')}", prefix
+
+
+def id_of(sha256: str) -> str:
+    """What a key's counts are kept under: 128 bits of its hash."""
+    return sha256[:32]
+
+
+def counted_keys(id: str) -> tuple[str, str, str]:
+    """Keys of what is counted: `limit`, `leases`, `spent`."""
+    return f"{PREFIX}limit:{id}", f"{PREFIX}leases:{id}", f"{PREFIX}spent:{id}"
+
+
+def settled_key(mark: str) -> str:
+    """Key of the mark of a batch."""
+    return f"{PREFIX}settled:{mark}"
+
+
+def read(stored: Iterable[bytes]) -> tuple[list[StoredKey], int]:
+    """The records that can be read, by name, and how many cannot; those let nobody in."""
+    found, unreadable = [], 0
+    for each in stored:
+        try:
+            found.append(StoredKey.model_validate_json(each))
+        except ValidationError:
+            unreadable += 1
+    return sorted(found, key=lambda key: key.name), unreadable
+
+
+def write(key: StoredKey | None) -> str:
+    """A record for Redis; '' for none."""
+    return "" if key is None else key.model_dump_json(exclude_none=True)
+
+
+def change_arguments(name: str, before: str, after: StoredKey | None) -> tuple[list[str], list[str]]:
+    """KEYS and ARGV of `CHANGE`."""
+    return [KEYS, VERSION], [name, before, write(after), secrets.token_hex(8)]
+
+
+def issue(name: str, created: float, **more: Any) -> tuple[str, StoredKey]:
+    """A new key: its text, which is told once, and its record. Raises ValidationError."""
+    text, prefix = new_text()
+    return text, StoredKey(name=name, sha256=hash_key(text), prefix=prefix, created=created, **more)
+
+
+class KeyStore:
+    """The keys in Redis, for a command at a terminal."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._change = redis.register_script(CHANGE)
+
+    def all(self) -> tuple[list[StoredKey], int]:
+        """See `read`."""
+        return read(cast("list[bytes]", self._redis.hvals(KEYS)))
+
+    def get(self, name: str) -> tuple[StoredKey | None, str]:
+        """A key's record, None where there is none or it cannot be read, and how it is stored."""
+        stored = cast("bytes | None", self._redis.hget(KEYS, name))
+        found, _ = read([stored] if stored else [])
+        return found[0] if found else None, (stored or b"").decode(errors="surrogateescape")
+
+    def change(self, name: str, before: str, after: StoredKey | None) -> bool:
+        """Put a record in the place of what was stored; false when that has changed."""
+        keys, arguments = change_arguments(name, before, after)
+        return bool(self._change(keys=keys, args=arguments))
+
+    def forget_counts(self, key: StoredKey) -> None:
+        """Drop what was counted of it."""
+        self._redis.delete(*counted_keys(id_of(key.sha256)))
