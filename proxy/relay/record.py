@@ -53,6 +53,14 @@ class Record:
         self._began = True
         self._shown.update(data)
 
+    def used(self, *, delivered: bool) -> tuple[int | None, int | None] | None:
+        """See Tap; None where nothing of an answer went to the client, who gets a body that is not streamed only once
+        it is `delivered`."""
+        tap = self._tap
+        if tap is None or not tap.begun or not (delivered or tap.streamed or tap.content_type is not None):
+            return None
+        return tap.used()
+
     def leave(self, fault: str) -> None:
         """The client is gone: what it got is recorded as incomplete."""
         if self._settled:

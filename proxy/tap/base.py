@@ -34,6 +34,10 @@ class BaseTap:
         self.view = View(prepared, model_name, strings)
         self.prepared = prepared
 
+    def used(self) -> tuple[int | None, int | None]:
+        """See Tap."""
+        return self.collector.used()
+
     def evidence(self, **meta: Any) -> list[Evidence]:
         """One Evidence per choice, for whatever arrived; `meta` overrides fields."""
         return self.collector.evidence(**meta)

@@ -23,6 +23,7 @@ MAX_TOKENS = 1 << 18
 MAX_PROMPT_TOKENS = 1 << 21
 MAX_TEXT = 16 * 1024 * 1024
 MAX_CHOICES = 4096
+_CHARACTERS_PER_TOKEN = 4
 
 
 _ids = msgspec.json.Decoder(list[int])
@@ -101,6 +102,16 @@ class Collector:
         """Whether every choice asked for has its finish reason."""
         ended = sum(record.finish_reason is not None for record in self.choices.values())
         return ended >= self.expected
+
+    def used(self) -> tuple[int | None, int | None]:
+        """Tokens of the prompts and of the answers so far: by their ids, as billed, or as their text lets guess."""
+        billed_prompt = billed_answer = None
+        if self._usage is not None:
+            billed_prompt, billed_answer = self._usage.prompt_tokens, self._usage.completion_tokens
+        prompts = [self._prompt_of(at * self.prepared.n) for at in range(min(self.prepared.prompts, MAX_CHOICES))]
+        counted = sum(len(ids) for ids in prompts if ids is not None)
+        answer = self._tokens or billed_answer or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
+        return counted or billed_prompt, answer
 
     def evidence(self, **meta: Any) -> list[Evidence]:
         """One Evidence per choice that began; a cleanly ended response accounts for every choice asked for."""

@@ -95,5 +95,8 @@ class Tap(Protocol):
         `[DONE]` is no error.
         """
 
+    def used(self) -> tuple[int | None, int | None]:
+        """Tokens of the prompt and of what arrived of the answer: as counted, else as billed, None where neither."""
+
     def evidence(self, **meta: Any) -> list[Evidence]:
         """One Evidence per choice, for whatever arrived; `meta` fills in id, backend, model, timings, …"""
