@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
+from policies._bounds import BoundsSettings
 from policies._key_rules import ClientKey, LimitSettings, StoredKey
 from policies._rules import (
     AuditSettings,
@@ -29,6 +30,7 @@ from policies.errors import SettingsError
 __all__ = [
     "AuditSettings",
     "BackendSettings",
+    "BoundsSettings",
     "BreakerSettings",
     "ClientKey",
     "DurabilitySettings",
@@ -175,7 +177,7 @@ class Settings(Section):
     standing: StandingSettings = StandingSettings()
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
-    max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
+    bounds: BoundsSettings = BoundsSettings()
     max_line_bytes: int = Field(16 * 1024 * 1024, gt=0)
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from policies.checks import Result
 from policies.evidence import EXCUSED_FAULTS, Evidence, Ids
 from policies.selection import fitting_runtime
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
 from verifier_pool.judge import cpu_checks
@@ -119,7 +120,9 @@ class Asker:
         return None
 
     async def _one(self, shot: Shot) -> Evidence:
-        prepared = prepare("chat", self._fields(shot), self._model, self._backend, seed=secrets.randbelow(2**62))
+        prepared = prepare(
+            Body.read("chat", self._fields(shot)), self._model, self._backend, seed=secrets.randbelow(2**62)
+        )
         headers = headers_for(self._backend)
         url = self._backend.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
         start = time.monotonic()

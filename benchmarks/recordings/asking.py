@@ -14,6 +14,7 @@ import orjson
 from policies.errors import CountersignError
 from policies.evidence import Endpoint, Evidence
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap.factory import open_tap
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
@@ -45,7 +46,9 @@ def ask(
         AskError: no connection, a status other than 200, or an answer without a choice.
     """
     body = orjson.dumps({"model": backend.model, **fields})
-    prepared = prepare(endpoint, body, model, backend, seed=secrets.randbelow(2**62) if seed is None else seed)
+    prepared = prepare(
+        Body.read(endpoint, body), model, backend, seed=secrets.randbelow(2**62) if seed is None else seed
+    )
     try:
         status, kind, raw = _post(backend.url, PATHS[endpoint], prepared.body, headers_for(backend), timeout)
     except (OSError, http.client.HTTPException) as error:

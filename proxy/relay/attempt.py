@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
-from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout
-from policies.evidence import Endpoint
-from proxy.backends.pool import Backend
+from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
+from proxy.backends.backend import Backend
+from proxy.backends.route import Route
+from proxy.backends.turn import Turn
 from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 from proxy.relay import headers as names
+from proxy.relay.body import LARGE, Body
 from proxy.relay.clock import Clock
+from proxy.relay.refusal import Declined
 from proxy.relay.reply import Reply
 from proxy.relay.transport import UpstreamRequest, UpstreamResponse
 from proxy.services import Services
@@ -21,15 +24,10 @@ from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_LARGE = 256 * 1024
 
 
 class AskAnother(Exception):
-    """A backend did not answer, nothing was sent to the client, and there are others to ask: `candidates`."""
-
-    def __init__(self, candidates: Sequence[Backend]) -> None:
-        super().__init__("another backend may answer")
-        self.candidates = candidates
+    """A backend did not answer, nothing was sent to the client, and there are others to ask."""
 
 
 class Attempt:
@@ -45,7 +43,7 @@ class Attempt:
         self,
         services: Services,
         generation: Generation,
-        body: bytes,
+        body: Body,
         headers: Mapping[bytes, bytes],
         clock: Clock,
         reply: Reply,
@@ -60,14 +58,13 @@ class Attempt:
         self._clock = clock
         self._record = reply.record
 
-    async def run(self, candidates: Sequence[Backend], *, hinted: bool, last: bool) -> None:
+    async def run(self, route: Route, *, last: bool) -> None:
         """Ask one backend after the other until one can be reached. What became of the request there is this attempt's
         record; another try is another attempt.
 
         Cancelled when the client leaves; then nothing is awaited any more.
 
         Args:
-            hinted: an admin chose the backend, whatever its standing.
             last: nobody is asked after the one that was reached, whatever it says.
 
         Raises:
@@ -77,7 +74,7 @@ class Attempt:
             ApiError: whatever else kept an answer from the client; nothing was sent, or the stream has begun.
         """
         try:
-            await self._relay(candidates, hinted=hinted, last=last)
+            await self._relay(route, last=last)
         except (ApiError, AskAnother):
             self._record.unchecked(NO_ANSWER)
             raise
@@ -90,47 +87,85 @@ class Attempt:
         finally:
             self._services.store.served(self.generation.id)
 
-    async def _relay(self, candidates: Sequence[Backend], *, hinted: bool, last: bool) -> None:
-        failure = BackendUnavailable("no backend of this model can take the request now; try again soon")
-        for at, backend in enumerate(candidates):
-            # Its state may have changed since it was chosen: reaching the one before takes seconds.
-            if not _may_serve(backend, hinted=hinted):
-                continue
-            others = [] if last else [other for other in candidates[at + 1 :] if _may_serve(other, hinted=hinted)]
-            with backend.serving():
-                prepared = await self._prepare(backend)
-                await self._record.open(backend.settings, prepared)
+    async def _relay(self, route: Route, *, last: bool) -> None:
+        failure: BackendUnavailable | None = None
+        while (turn := await self._take(route)) is not None:
+            with turn:
+                if failure is not None:
+                    self._services.metrics.passed_over(self.generation, "unreachable")
+                prepared = await self._prepare(turn.backend)
+                await self._record.open(turn.backend.settings, prepared)
                 with self.reply.kept_alive(prepared.asked.stream):
                     try:
-                        await self._ask(backend, prepared, last=not others)
+                        await self._ask(turn, prepared, last=last or not route.another)
                         return
                     except BackendUnavailable as error:
-                        backend.unreachable()
+                        turn.failed("unreachable")
                         failure = error
                     except (UpstreamFailed, UpstreamTimeout) as error:
-                        if others and not self.reply.down.status and self._clock.left > 0:
-                            raise AskAnother(others) from error
+                        self._blame(turn, error)
+                        if not last and route.another and not self.reply.down.status and self._clock.left > 0:
+                            raise AskAnother("another backend may answer") from error
                         raise
-        raise failure
+        raise failure or BackendUnavailable("no backend of this model can take the request now; try again soon")
 
-    async def _ask(self, backend: Backend, prepared: Prepared | Passed, *, last: bool) -> None:
-        response = await self._reach(backend, prepared)
-        backend.reached()
-        self.asked = backend
+    async def _take(self, route: Route) -> Turn | None:
+        """See Route.take. What it takes to wait for a place is not our time."""
         try:
+            return await route.take()
+        finally:
+            if route.waited:
+                self._clock.waited += route.waited
+                self._services.metrics.queue_wait.record(route.waited, {"model": self.generation.model})
+                route.waited = 0.0
+
+    async def _ask(self, turn: Turn, prepared: Prepared | Passed, *, last: bool) -> None:
+        response = await self._reach(turn.backend, prepared)
+        self.asked = turn.backend
+        self._clock.when_began = turn.began
+        try:
+            turn.answered(response.status, response.headers)
             # A client that was told to wait has the id of this attempt.
             await self.reply.relay(response, prepared, last=last or self.reply.down.pinged)
+            self._settle(turn)
+        except VerificationFailed:
+            turn.finished()
+            raise
         finally:
+            self._clock.when_began = None
             response.close()
+
+    def _settle(self, turn: Turn) -> None:
+        """The answer went to the client: what that says of the backend."""
+        if self.reply.refused is not None:
+            turn.answered(self.reply.refused)
+        elif self.reply.timed_out:
+            self._too_slow(turn)
+        elif self.reply.broken:
+            turn.failed("broken")
+        else:
+            turn.finished()
+
+    def _blame(self, turn: Turn, error: UpstreamFailed | UpstreamTimeout) -> None:
+        """There was no answer: what that says of the backend."""
+        if isinstance(error, UpstreamTimeout):
+            self._too_slow(turn)
+        elif isinstance(error, Declined):
+            turn.answered(error.said)
+        else:
+            turn.failed("closed" if self.asked is None else "broken")
+
+    def _too_slow(self, turn: Turn) -> None:
+        # The total time-out is no measure of this backend: others had their part of it, or the answer is just long.
+        if self._clock.left > 0:
+            turn.failed("timeout")
 
     async def _prepare(self, backend: Backend) -> Prepared | Passed:
         if not self.generation.verifiable:
-            return pass_on(self.generation.endpoint, self._body, backend.settings)
+            return pass_on(self._body, backend.settings)
         model = self._services.settings.models[self.generation.model]
-        endpoint: Endpoint = "chat" if self.generation.endpoint == "chat" else "completions"
-        work = partial(prepare, endpoint, self._body, model, backend.settings, seed=self._seed)
-        # Megabytes of JSON take a second to read, in which nobody else's stream may stand still.
-        return await asyncio.to_thread(work) if len(self._body) > _LARGE else work()
+        work = partial(prepare, self._body, model, backend.settings, seed=self._seed)
+        return await asyncio.to_thread(work) if len(self._body.data) > LARGE else work()
 
     async def _reach(self, backend: Backend, prepared: Prepared | Passed) -> UpstreamResponse:
         generation = self.generation
@@ -144,7 +179,3 @@ class Attempt:
         self._clock.went_up()
         async with self._clock.patience(min(self._services.settings.timeouts.first_byte, self._clock.left)):
             return await self._clock.waiting(self._services.transport.send(request))
-
-
-def _may_serve(backend: Backend, *, hinted: bool) -> bool:
-    return not backend.full and (hinted or not backend.quarantined)

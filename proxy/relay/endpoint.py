@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
-from policies.errors import ApiError, BackendUnavailable, InvalidRequest, RequestTooLarge
+from policies.errors import (
+    ApiError,
+    AuthenticationFailed,
+    BackendUnavailable,
+    InvalidRequest,
+    KeysUnavailable,
+    RateLimited,
+    RequestTooLarge,
+)
+from policies.limits import Cost
+from policies.settings import BoundsSettings
 from proxy.api.auth import Client
 from proxy.generation import Generation
+from proxy.limits.answer import telling
+from proxy.limits.estimate import cost_of
+from proxy.limits.limiter import Admission
 from proxy.relay import headers as names
 from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, unless_client_leaves
+from proxy.relay.body import LARGE, Body
 from proxy.relay.exchange import Exchange
 from proxy.services import Services, header_map
 
-
-class _Named(msgspec.Struct):
-    model: Any = None
-
-
-_named = msgspec.json.Decoder(_Named)
+_LARGE_AT_ONCE = 2
+"""Large bodies of one endpoint that are read at the same time."""
 
 
 class RelayEndpoint:
@@ -31,6 +42,7 @@ class RelayEndpoint:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
+        self._reading = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -40,8 +52,11 @@ class RelayEndpoint:
         services.metrics.in_flight.add(1)
         try:
             try:
-                exchange = await self._admit(services, scope, headers, receive, send)
+                admitted = await self._admit(services, scope, headers, receive, send)
             except ClientLeft:
+                return
+            except RateLimited as error:
+                await answer_error(telling(send, error.headers), error, [*names.echoed(headers), *_closing(services)])
                 return
             except RequestTooLarge as error:
                 await refuse_body(receive, send, error, names.echoed(headers))
@@ -49,37 +64,71 @@ class RelayEndpoint:
             except ApiError as error:
                 await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
                 return
-            await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
+            exchange = admitted.exchange
+            try:
+                await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
+            finally:
+                if admitted.admission is not None:
+                    services.limiter.settle(admitted.admission, admitted.admission.used())
         finally:
             services.metrics.in_flight.add(-1)
             services.drain.in_flight -= 1
 
     async def _admit(
         self, services: Services, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
-    ) -> Exchange:
+    ) -> _Admitted:
         if services.drain.draining:
             raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
-        client = services.keys.client(_with_bearer(headers), scope["client"])
+        client = await _authenticate(services, scope, headers)
         mode = _mode(headers, services.settings.verification.mode)
         hint = _hint(headers, client)
-        body = await read_body(receive, headers, services.settings.max_body_bytes)
-        try:
-            model = _named.decode(body).model
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise InvalidRequest("the request body is not a JSON object") from error
-        if not isinstance(model, str):
+        body = await self._read(services.settings.bounds, headers, receive)
+        if not body.model:
             raise InvalidRequest("`model` names no model", param="model")
-        candidates = services.backends.candidates(model, hint)
+        route = services.backends.route(body.model, fields=body.fields, owner=client.owner, hint=hint)
         generation = Generation(
             id=secrets.token_hex(16),
             owner=client.owner,
             endpoint=self._endpoint,
-            model=model,
+            model=body.model,
             mode=mode,
             stream=False,
             operator=client.operator,
         )
-        return Exchange(services, generation, body, headers, candidates, send, hinted=hint is not None)
+        if client.limits is None:
+            return _Admitted(Exchange(services, generation, body, headers, route, send))
+        cost = cost_of(body, services.settings.models[body.model])
+        admission = await services.limiter.admit(client, cost)
+        exchange = Exchange(services, generation, body, headers, route, telling(send, admission.headers))
+        admission.used = partial(_taken, exchange, cost)
+        return _Admitted(exchange, admission)
+
+    async def _read(self, bounds: BoundsSettings, headers: Mapping[bytes, bytes], receive: Receive) -> Body:
+        data = await read_body(receive, headers, bounds.request_bytes)
+        if len(data) <= LARGE:
+            return Body.read(self._endpoint, data, bounds)
+        async with self._reading:
+            return await asyncio.to_thread(Body.read, self._endpoint, data, bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    exchange: Exchange
+    admission: Admission | None = None
+
+
+def _taken(exchange: Exchange, cost: Cost) -> int:
+    """Tokens that the client is charged for: of what it got, and nothing where it got nothing."""
+    used = exchange.used()
+    return 0 if used is None else cost.taken(*used)
+
+
+async def _authenticate(services: Services, scope: Scope, headers: Mapping[bytes, bytes]) -> Client:
+    try:
+        return await services.keys.authenticate(_with_bearer(headers), scope["client"])
+    except (AuthenticationFailed, KeysUnavailable) as error:
+        services.metrics.refused.add(1, {"reason": error.error_code or error.type})
+        raise
 
 
 def _with_bearer(headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:

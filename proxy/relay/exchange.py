@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from starlette.types import Send
 
 from policies.errors import ApiError, BackendUnavailable, VerificationFailed
-from proxy.backends.pool import Backend
+from proxy.backends.backend import Backend
+from proxy.backends.route import Route
 from proxy.generation import Generation
 from proxy.relay.attempt import AskAnother, Attempt
+from proxy.relay.body import Body
 from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.record import Record
+from proxy.relay.refusal import reason_of
 from proxy.relay.reply import Reply
 from proxy.services import Services
 
@@ -35,18 +38,15 @@ class Exchange:
         self,
         services: Services,
         generation: Generation,
-        body: bytes,
+        body: Body,
         headers: Mapping[bytes, bytes],
-        candidates: Sequence[Backend],
+        route: Route,
         send: Send,
-        *,
-        hinted: bool,
     ) -> None:
         self._services = services
         self._body = body
         self._headers = headers
-        self._candidates = candidates
-        self._hinted = hinted
+        self._route = route
         self._clock = Clock(services.settings.timeouts)
         self.down = Downlink(send, self._clock, services.settings.relay.keepalive)
         self._retried: str | None = None
@@ -64,23 +64,31 @@ class Exchange:
         finally:
             self._account()
 
+    def used(self) -> tuple[int | None, int | None] | None:
+        """Tokens of the prompt and of the answer, as far as they are known, of what the client got so far; None where
+        it got nothing of an answer."""
+        reply = self._attempt.reply
+        if not 200 <= self.down.status < 300 or reply.refused is not None:
+            return None
+        return reply.record.used(delivered=self.down.delivered)
+
     async def _serve(self) -> None:
         try:
-            await self._ask(self._candidates, hinted=self._hinted)
+            await self._ask(self._route)
         except VerificationFailed:
             if self._services.settings.verification.on_reject != "retry":
                 raise
             await self._again()
 
-    async def _ask(self, candidates: Sequence[Backend], *, hinted: bool) -> None:
+    async def _ask(self, route: Route) -> None:
         """Ask for an answer, elsewhere too where a backend fails before anything was sent."""
         for tries in range(self._services.settings.relay.retries, -1, -1):
             try:
-                return await self._attempt.run(candidates, hinted=hinted, last=not tries)
+                return await self._attempt.run(route, last=not tries)
             except AskAnother as failed:
-                candidates = failed.candidates
                 generation = self._attempt.generation
-                why = type(failed.__cause__).__name__
+                why = reason_of(failed.__cause__)
+                self._services.metrics.passed_over(generation, why)
                 logger.info("asking another", extra={"id": generation.id, "backend": generation.backend, "why": why})
                 self._attempt = self._begin(generation.again(secrets.token_hex(16)))
         raise AssertionError("the last attempt asks nobody else")
@@ -91,14 +99,14 @@ class Exchange:
         id = first.generation.id
         alone = VerificationFailed(f"the answer was rejected by its verification {id}, and no other backend took over")
         others = self._others(first.asked)
-        if not others or self._clock.left <= 0:
+        if others is None or self._clock.left <= 0:
             raise alone
         self._retried = id
         self._attempt = self._begin(first.generation.again(secrets.token_hex(16)))
         if first.asked is not None:
             self._services.metrics.retried.add(1, {"model": first.generation.model, "backend": first.asked.name})
         try:
-            await self._ask(others, hinted=False)
+            await self._ask(others)
         except BackendUnavailable as error:
             self._attempt, self._retried = first, None
             raise alone from error
@@ -106,14 +114,17 @@ class Exchange:
             both = f"{id} and {self._attempt.generation.id}"
             raise VerificationFailed(f"two backends' answers were rejected by their verifications {both}") from error
 
-    def _others(self, asked: Backend | None) -> list[Backend]:
+    def _others(self, asked: Backend | None) -> Route | None:
         """Whom else to ask; nobody where an admin wanted that very backend."""
-        if self._hinted:
-            return []
-        try:
-            return self._services.backends.candidates(self._attempt.generation.model, without=asked)
-        except ApiError:
-            return []
+        if self._route.hint is not None:
+            return None
+        route = self._services.backends.route(
+            self._attempt.generation.model,
+            fields=self._body.fields,
+            owner=self._attempt.generation.owner,
+            without=asked,
+        )
+        return route if route.another else None
 
     def _begin(self, generation: Generation) -> Attempt:
         services, clock = self._services, self._clock

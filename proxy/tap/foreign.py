@@ -6,18 +6,20 @@ Of a stream it is only known how it ends: one that breaks off gets an error even
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from policies.errors import InvalidRequest
 from policies.evidence import Evidence
 from policies.settings import BackendSettings
-from proxy.tap import lax
 from proxy.tap.base import error_body, without_verdict
+from proxy.tap.bill import Bill
 from proxy.tap.rawjson import UNREADABLE, Object, raw, read_object, write
 from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
 from proxy.tap.types import Asked
+
+if TYPE_CHECKING:
+    from proxy.relay.body import Body
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
@@ -29,6 +31,7 @@ _LAST = {
 
 _NESTED = ("response", "message")
 _NO_TYPE = ""
+_DELTA = ("_delta", ".delta")
 
 
 class _Typed(msgspec.Struct):
@@ -36,12 +39,7 @@ class _Typed(msgspec.Struct):
     error: Any = None
 
 
-class _Streamed(msgspec.Struct):
-    stream: Any = None
-
-
 _typed = msgspec.json.Decoder(_Typed)
-_streamed = msgspec.json.Decoder(_Streamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +63,11 @@ class Passed:
         return self.asked.stream
 
 
-def pass_on(path: str, body: bytes, backend: BackendSettings) -> Passed:
-    """The request as it goes up. Raises InvalidRequest for a body that is not a JSON object."""
+def pass_on(body: Body, backend: BackendSettings) -> Passed:
+    """The request as it goes up."""
     served = backend.served_model or backend.model
-    try:
-        stream = bool(lax.boolean(_streamed.decode(body).stream))
-    except UNREADABLE as error:
-        raise InvalidRequest("The request body is not valid JSON.") from error
-    if served != backend.model:
-        raws = read_object(body)
-        if raws is None:
-            raise InvalidRequest("The request body is not valid JSON.")
-        raws["model"] = raw(served)
-        body = write(raws)
-    return Passed(path, body, Asked(stream=stream), backend.model, served)
+    data = body.data if served == backend.model else write({**body.raws, "model": raw(served)})
+    return Passed(body.endpoint, data, Asked(stream=body.stream), backend.model, served)
 
 
 def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
@@ -110,6 +99,7 @@ class ForeignTap:
     failed = False
     begun = False
     fault: str | None = None
+    erred = False
     cut = False
     refusal: bytes | None = None
     streamed = True
@@ -130,6 +120,10 @@ class ForeignTap:
         """See Tap."""
         self.cut = fault is not None
         return b""
+
+    def used(self) -> tuple[int | None, int | None]:
+        """See Tap: nobody said."""
+        return None, None
 
     def evidence(self, **meta: Any) -> list[Evidence]:
         """There is none."""
@@ -168,6 +162,7 @@ class ForeignJsonTap(ForeignTap):
         super().__init__(passed)
         self._body = bytearray()
         self._max_bytes = max_bytes
+        self._whole = b""
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
@@ -184,8 +179,15 @@ class ForeignJsonTap(ForeignTap):
         body, self._body = bytes(self._body), bytearray()
         if fault is not None or self.failed:
             return error_body(fault or "too_large")
+        self._whole = body
         changed = self._rewrite(body)
         return without_verdict(body) if changed is None else changed
+
+    def used(self) -> tuple[int | None, int | None]:
+        """See Tap."""
+        bill = Bill()
+        bill.read(self._whole)
+        return bill.prompt, bill.answer
 
 
 class ForeignStreamTap(ForeignTap):
@@ -198,6 +200,8 @@ class ForeignStreamTap(ForeignTap):
         self._ended = not self._last
         self._closed = False
         self._events = 0
+        self._bill = Bill()
+        self._deltas = 0
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
@@ -234,6 +238,10 @@ class ForeignStreamTap(ForeignTap):
             typed = _Typed()
         changed = self._rewrite(data)
         wrong = typed.type == "error" or (typed.error is not None and typed.type == _NO_TYPE)
+        self.erred |= wrong
+        if b'"usage"' in data:
+            self._bill.read(data)
+        self._deltas += typed.type.endswith(_DELTA)
         if wrong and not self.begun:
             self.refusal = changed if changed is not None else data
         else:
@@ -243,6 +251,10 @@ class ForeignStreamTap(ForeignTap):
         if changed is None:
             return b"".join(lines)
         return replace_data(lines, changed.replace(b"\n", b" ").replace(b"\r", b" ")) if changed else b""
+
+    def used(self) -> tuple[int | None, int | None]:
+        """See Tap. Until it is billed, an event that adds to the answer counts as a token."""
+        return self._bill.prompt, max(self._bill.answer or 0, self._deltas if not self._ended else 0)
 
     def _error(self, fault: str) -> bytes:
         self.fault = fault

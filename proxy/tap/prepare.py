@@ -11,11 +11,8 @@ there the grammar binds after the reasoning.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from policies.errors import InvalidRequest
 from policies.evidence import TOP_LOGPROBS, Endpoint
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import lax
@@ -24,21 +21,22 @@ from proxy.tap.rawjson import FALSE, TRUE, Object, raw, read_object, write
 from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS, missing_defaults, resolve
 from proxy.tap.types import Asked, Prepared
 
+if TYPE_CHECKING:
+    from proxy.relay.body import Body
+
 TOP = TOP_LOGPROBS
 """Alternatives asked for per token. Chat drops the 20th when the sampled token is outside the top 20."""
 
 
-def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: BackendSettings, *, seed: int) -> Prepared:
+def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed: int) -> Prepared:
     """The request as it goes up, and what to remember of it.
 
     `seed` (below 2**62) is fresh and unpredictable; it is used unless the client gave its own.
-    Raises InvalidRequest for a body that is not a JSON object with unique keys, and for refused fields.
+    Raises InvalidRequest for refused fields.
     """
-    fields = _parse(body)
+    endpoint: Endpoint = "chat" if body.endpoint == "chat" else "completions"
+    fields, raws = dict(body.fields), dict(body.raws)
     refuse(fields)
-    raws = read_object(body)
-    if raws is None:
-        raise InvalidRequest("The request body is not valid JSON.")
     for name in (*DROPPED, *REFUSED):
         raws.pop(name, None)
 
@@ -52,7 +50,6 @@ def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: Back
         raws["max_tokens"] = raw(COMPLETIONS_MAX_TOKENS)
         fields["max_tokens"] = COMPLETIONS_MAX_TOKENS
 
-    stream = bool(lax.boolean(fields.get("stream")))
     logprobs = _ask_logprobs(endpoint, fields, raws)
     tokens_as_ids = bool(lax.boolean(fields.get("return_tokens_as_token_ids")))
     readable = logprobs is None or tokens_as_ids or model.tokenizer is not None
@@ -63,7 +60,7 @@ def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: Back
         reasoning = lax.boolean(fields.get("include_reasoning", True)) is not False
         if "include_reasoning" not in fields or not reasoning:
             raws["include_reasoning"] = TRUE
-    upstream_stream, usage = _ask_usage(fields, raws, stream, buffered=backend.routed_experts == "buffer")
+    upstream_stream, usage = _ask_usage(fields, raws, body.stream, buffered=backend.routed_experts == "buffer")
     _set_flag(fields, raws, "return_token_ids")
     served = backend.served_model or backend.model
     raws["model"] = raw(served)
@@ -71,7 +68,7 @@ def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: Back
         endpoint=endpoint,
         body=write(raws),
         asked=Asked(
-            stream=stream,
+            stream=body.stream,
             logprobs=logprobs,
             token_ids=bool(lax.boolean(fields.get("return_token_ids"))),
             tokens_as_ids=tokens_as_ids,
@@ -87,33 +84,11 @@ def prepare(endpoint: Endpoint, body: bytes, model: ModelSettings, backend: Back
             grammar=model.grammar,
         ),
         upstream_stream=upstream_stream,
-        prompts=_count_prompts(fields.get("prompt")) if endpoint == "completions" else 1,
-        n=max(1, lax.integer(fields.get("n")) or 1),
+        prompts=body.prompts,
+        n=body.n,
         served_model=served,
         ids_as_tokens=readable,
     )
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("The request body is not valid JSON.") from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest("The request body must be a JSON object.")
-    return fields
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise InvalidRequest(f"The request body names {twice[:64]!r} twice.", param=twice[:64])
-    return found
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _client_seed(fields: dict[str, Any]) -> int | None:
@@ -191,10 +166,3 @@ def _ask_usage(fields: dict[str, Any], raws: Object, stream: bool, *, buffered: 
 
 def _usage_flags(options: dict[str, Any]) -> tuple[Any, Any]:
     return options.get("include_usage"), options.get("continuous_usage_stats")
-
-
-def _count_prompts(prompt: Any) -> int:
-    """How many prompts `prompt` holds: a string or a list of ids is one."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        return len(prompt)
-    return 1

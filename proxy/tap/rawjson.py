@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
 Object = dict[str, Raw]
@@ -20,6 +21,9 @@ FALSE = Raw(b"false")
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, OverflowError, MemoryError)
 """Everything the two JSON readers raise on hostile text."""
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_OPEN_OBJECT, _OPEN_ARRAY = b"{["
 
 _object = msgspec.json.Decoder(Object)
 _objects = msgspec.json.Decoder(list[Object])
@@ -71,6 +75,31 @@ def raw(value: Any) -> Raw:
 def is_null(value: Raw | None) -> bool:
     """Absent or `null`."""
     return value is None or bytes(value) == b"null"
+
+
+def is_deeper(data: bytes, limit: int) -> bool:
+    """Whether objects and arrays stand more than `limit` deep inside each other; undefined for what is not JSON."""
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    brackets = np.frombuffer(_outside_strings(data).translate(None, _NO_BRACKETS), np.uint8)
+    opening = (brackets == _OPEN_OBJECT) | (brackets == _OPEN_ARRAY)
+    return int(np.cumsum(np.where(opening, 1, -1), dtype=np.int64).max(initial=0)) > limit
+
+
+def has_more_values(data: bytes, limit: int) -> bool:
+    """Whether there are more than `limit` values in it, containers included; undefined for what is not JSON."""
+    if _count_values(data) <= limit:
+        return False
+    return _count_values(_outside_strings(data)) > limit
+
+
+def _count_values(data: bytes) -> int:
+    return 1 + data.count(b",") + data.count(b"{") + data.count(b"[")
+
+
+def _outside_strings(data: bytes) -> bytes:
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+    return b"".join(plain.split(b'"')[::2])
 
 
 def _lenient(data: bytes | Raw) -> Any:

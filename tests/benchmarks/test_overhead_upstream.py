@@ -14,6 +14,7 @@ from benchmarks.overhead.answer import PROMPT_IDS, TOP, Ask, Script
 from benchmarks.overhead.client import Target, Timed, burst
 from benchmarks.overhead.upstream import Plan, precise_loop, serve
 from policies.settings import parse_settings
+from proxy.relay.body import Body
 from proxy.tap import open_tap
 from proxy.tap.prepare import prepare
 
@@ -139,7 +140,7 @@ def test_the_script_is_clean_evidence_and_the_plain_stream_comes_out() -> None:
     plain = Ask(TOKENS, evidence=False, usage=False)
     settings = parse_settings(SETTINGS, {})
     body = orjson.dumps({"model": "scripted", "messages": [], "max_tokens": TOKENS, "temperature": 0, "stream": True})
-    prepared = prepare("chat", body, settings.models["scripted"], settings.backends[0], seed=5)
+    prepared = prepare(Body.read("chat", body), settings.models["scripted"], settings.backends[0], seed=5)
     ask = Ask.read(prepared.body, TOKENS)
     assert ask == Ask(TOKENS, evidence=True, usage=True)
     tap = open_tap(prepared, "scripted", content_type="text/event-stream; charset=utf-8")

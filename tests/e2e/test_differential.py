@@ -13,6 +13,7 @@ import pytest
 
 from policies.evidence import Endpoint
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Tap
 from tests.e2e.ahead import ahead
@@ -122,7 +123,7 @@ class Server:
         return self.client.post(PATHS[endpoint], content=body, headers={"content-type": "application/json"})
 
     def tapped(self, endpoint: Endpoint, body: bytes) -> tuple[int, bytes, Tap]:
-        request = prepare(endpoint, body, self.settings, self.backend, seed=123)
+        request = prepare(Body.read(endpoint, body), self.settings, self.backend, seed=123)
         with self.client.stream(
             "POST", PATHS[endpoint], content=request.body, headers={"content-type": "application/json"}
         ) as response:

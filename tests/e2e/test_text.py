@@ -15,6 +15,7 @@ from policies import structure
 from policies.checks import Result
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from tests.e2e.ahead import ahead
 from verifier_pool.tokenizer import TokenizerSpelling
@@ -93,7 +94,7 @@ def ask(client: httpx.Client, model_dir: Path, endpoint: Any, fields: dict[str, 
     model = ModelSettings.model_validate({"tokenizer": str(model_dir)})
     backend = BackendSettings.model_validate({"name": "b", "url": "http://b", "model": "smollm2"})
     body = {"model": "smollm2", "max_tokens": 64, "temperature": 1.0, **fields}
-    prepared = prepare(endpoint, json.dumps(body).encode(), model, backend, seed=seed)
+    prepared = prepare(Body.read(endpoint, json.dumps(body).encode()), model, backend, seed=seed)
     path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
     answer = client.post(path, content=prepared.body, headers={"content-type": "application/json"})
     tap = open_tap(

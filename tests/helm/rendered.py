@@ -38,6 +38,8 @@ OTHER: Values = {
 }
 """Two models with references of two kinds, and one without."""
 
+QWEN: Values = {"name": "qwen.eu", "url": "https://qwen.example.com", "model": "Qwen/Qwen3-8B"}
+
 VARIANTS: dict[str, Values] = {
     "default": {},
     "gpu": {
@@ -85,6 +87,25 @@ VARIANTS: dict[str, Values] = {
         "imagePullSecrets": [{"name": "registry"}],
         "image": {"proxy": {"digest": "sha256:" + "a" * 64}},
         "commonLabels": {"team": "inference"},
+    },
+    "scaled": {
+        "settings": OTHER | {"backends": [*MOE["backends"], QWEN]},
+        "redis": {"existingSecret": "redis"},
+        "proxy": {"autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 30, "inFlight": 250}},
+        "worker": {"autoscaling": {"enabled": True, "waiting": 400}},
+        "reference": {
+            "autoscaling": {"enabled": True, "minReplicas": 0, "scaleDownSeconds": 1200},
+            "perModel": {"moe": {"autoscaling": {"maxReplicas": 16}}},
+        },
+        "monitoring": {
+            "credentials": {"existingSecret": "prometheus-key"},
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Inference"}},
+            "prometheus": {"url": "http://prometheus.monitoring:9090", "triggerAuthentication": "bearer"},
+        },
+        "test": {"existingSecret": "test-key", "model": "moe"},
+        "topologySpread": [{"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}],
     },
     "proxy-only": {
         "settings": MOE,

@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 
 from policies.settings import parse_settings
-from tests.helm import schema
+from tests.helm import crds, schema
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
 
 
@@ -26,7 +26,10 @@ def test_lint_is_clean(values: Values) -> None:
 @pytest.mark.parametrize("version", ["1.25", "1.33"])
 def test_kubernetes_knows_every_field(release: Release, version: str) -> None:
     for item in release.objects:
-        kubernetes_validate.validate(item, version, strict=True)
+        if item["kind"] in crds.SCHEMAS:
+            crds.validate(item)
+        else:
+            kubernetes_validate.validate(item, version, strict=True)
 
 
 def test_every_pod_is_locked_down(release: Release) -> None:
@@ -55,7 +58,10 @@ def test_selectors_match_their_own_pods_only(release: Release) -> None:
             continue
         wanted = selector.get("matchLabels", selector)
         hits = [own for own in labels.values() if wanted.items() <= own.items()]
-        if item["kind"] == "NetworkPolicy":
+        if item["kind"] == "ServiceMonitor":
+            services = [other for other in release.objects if other["kind"] == "Service"]
+            assert sum(wanted.items() <= other["metadata"]["labels"].items() for other in services) == 1
+        elif item["kind"] == "NetworkPolicy":
             assert len({own["app.kubernetes.io/component"] for own in hits}) <= 1, item["metadata"]["name"]
         else:
             assert len(hits) == 1, item["metadata"]["name"]

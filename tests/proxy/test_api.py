@@ -81,7 +81,7 @@ def test_refused_fields(rig: Rig) -> None:
 
 
 def test_too_large(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_body_bytes=1000)
+    rig = make_rig(bounds={"request_bytes": 1000})
     response = rig.http.post("/v1/chat/completions", content=b"x" * 5_000_000)
     assert response.status_code == 413
     assert _assert_shape(response)["code"] == "request_too_large"

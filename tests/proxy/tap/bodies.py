@@ -7,6 +7,7 @@ from typing import Any
 
 from policies.evidence import Endpoint
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Prepared, Tap
 
@@ -33,7 +34,7 @@ def prepared(endpoint: Endpoint = "chat", *, server: BackendSettings = BACKEND, 
     """A small request, prepared."""
     base: dict[str, Any] = {"model": "m"}
     base |= {"messages": [{"role": "user", "content": "hi"}]} if endpoint == "chat" else {"prompt": "hi"}
-    return prepare(endpoint, json.dumps(base | fields).encode(), MODEL, server, seed=100)
+    return prepare(Body.read(endpoint, json.dumps(base | fields).encode()), MODEL, server, seed=100)
 
 
 def stream_tap(endpoint: Endpoint = "chat", *, tokenizer: TokenStrings | None = None, **fields: Any) -> Tap:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
 from policies.settings import BackendSettings
+from proxy.relay.body import Body
 from proxy.tap.foreign import MESSAGES, RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
 from proxy.tap.types import Asked
 
@@ -41,23 +42,22 @@ def _backend(**fields: Any) -> BackendSettings:
 
 def test_a_request_goes_up_as_it_came() -> None:
     body = b'{ "model" :"m", "stream":true, "input": "\\u00e9" }'
-    passed = pass_on(RESPONSES, body, _backend())
+    passed = pass_on(Body.read(RESPONSES, body), _backend())
     assert passed.body is body
     assert passed.upstream_stream
-    assert pass_on(RESPONSES, b'{"model":"m"}', _backend()).upstream_stream is False
+    assert pass_on(Body.read(RESPONSES, b'{"model":"m"}'), _backend()).upstream_stream is False
 
 
 def test_a_request_gets_the_backends_name_of_the_model_and_keeps_its_values() -> None:
     body = b'{"model":"m","input":"\\u00e9 \\/","x":1.0e1}'
-    assert (
-        pass_on(EMBEDDINGS, body, _backend(served_model="s")).body == b'{"model":"s","input":"\\u00e9 \\/","x":1.0e1}'
-    )
+    passed = pass_on(Body.read(EMBEDDINGS, body), _backend(served_model="s"))
+    assert passed.body == b'{"model":"s","input":"\\u00e9 \\/","x":1.0e1}'
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_request(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        pass_on(EMBEDDINGS, body, _backend(served_model="s"))
+        pass_on(Body.read(EMBEDDINGS, body), _backend(served_model="s"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
 from policies.evidence import Endpoint, Evidence
+from proxy.relay.body import Body
 from proxy.tap import open_tap, prepare
 from proxy.tap.types import Tap
 from tests.proxy.tap.bodies import BACKEND, DONE, MODEL, body, choice, chunk, ending, opening, prepared, usage_chunk
@@ -108,7 +109,7 @@ FIELDS = st.sampled_from(
 @settings(deadline=None, max_examples=200)
 def test_requests(endpoint: Endpoint, fields: dict[str, Any]) -> None:
     try:
-        result = prepare(endpoint, json.dumps(fields).encode(), MODEL, BACKEND, seed=1)
+        result = prepare(Body.read(endpoint, json.dumps(fields).encode()), MODEL, BACKEND, seed=1)
     except InvalidRequest:
         return
     sent = json.loads(result.body)

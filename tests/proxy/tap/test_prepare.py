@@ -7,6 +7,7 @@ import pytest
 
 from policies.errors import InvalidRequest
 from policies.evidence import Endpoint
+from proxy.relay.body import Body
 from proxy.tap import prepare
 from proxy.tap.types import Prepared
 from tests.proxy.tap.bodies import BACKEND, MODEL, backend, model, prepared
@@ -48,7 +49,7 @@ def test_completions_ask_for_evidence() -> None:
 
 def test_untouched_fields_keep_their_bytes() -> None:
     text = b'{"model":"m","messages":[ {"role":"user","content":"\\u00e9\xc3\xa9"} ],"x_unknown":{"a" : 1.50e0},"n":1}'
-    result = prepare("chat", text, MODEL, BACKEND, seed=1)
+    result = prepare(Body.read("chat", text), MODEL, BACKEND, seed=1)
     assert b'"messages":[ {"role":"user","content":"\\u00e9\xc3\xa9"} ]' in result.body
     assert b'"x_unknown":{"a" : 1.50e0}' in result.body
 
@@ -74,7 +75,7 @@ def test_untouched_fields_keep_their_bytes() -> None:
 )
 def test_bodies_that_are_no_request(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        prepare("chat", body, MODEL, BACKEND, seed=1)
+        prepare(Body.read("chat", body), MODEL, BACKEND, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_dropped_fields(name: str) -> None:
 def test_defaults_come_from_request_then_model_then_vllm() -> None:
     config = {"temperature": 0.6, "top_k": 20, "top_p": None, "max_new_tokens": 9}
     body = b'{"model":"m","messages":[],"temperature":null,"top_k":5}'
-    result = prepare("chat", body, model(generation_config=config), BACKEND, seed=1)
+    result = prepare(Body.read("chat", body), model(generation_config=config), BACKEND, seed=1)
     fields = sent(result)
     assert (fields["temperature"], fields["top_k"], fields["top_p"]) == (0.6, 5, 1.0)
     assert (result.sampling.temperature, result.sampling.top_k, result.sampling.top_p) == (0.6, 5, 1.0)
@@ -226,10 +227,10 @@ def test_completion_logprobs_that_vllm_refuses_stay_so(value: Any) -> None:
 
 def test_without_tokenizer_wanted_strings_stay_strings() -> None:
     body = b'{"model":"m","messages":[],"logprobs":true,"top_logprobs":2}'
-    result = prepare("chat", body, model(), BACKEND, seed=1)
+    result = prepare(Body.read("chat", body), model(), BACKEND, seed=1)
     assert not result.ids_as_tokens
     assert "return_tokens_as_token_ids" not in sent(result)
-    assert prepare("chat", b'{"messages":[]}', model(), BACKEND, seed=1).ids_as_tokens
+    assert prepare(Body.read("chat", b'{"messages":[]}'), model(), BACKEND, seed=1).ids_as_tokens
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_buffered_backend_is_asked_without_streaming() -> None:
 
 def test_backend_gets_its_own_name_for_the_model() -> None:
     server = backend(model="public", served_model="private")
-    result = prepare("chat", b'{"model":"public","messages":[]}', MODEL, server, seed=1)
+    result = prepare(Body.read("chat", b'{"model":"public","messages":[]}'), MODEL, server, seed=1)
     assert sent(result)["model"] == result.served_model == "private"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from policies.evidence import MASKED
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Prepared, Tap
 from tests.proxy.tap.compare import assert_same, text
@@ -45,7 +46,7 @@ class Recording:
         settings = ModelSettings.model_validate({"tokenizer": str(self.tokenizer) if self.tokenizer else None})
         backend = BackendSettings.model_validate({"name": "b", "url": "http://b", "model": model})
         body = json.dumps(self.plain_request).encode()
-        return prepare(self.row["endpoint"], body, settings, backend, seed=self.request.get("seed", 1))
+        return prepare(Body.read(self.row["endpoint"], body), settings, backend, seed=self.request.get("seed", 1))
 
     def tap(self, cut: int | None = None) -> tuple[bytes, Tap]:
         """What the client gets of the recorded body, and the tap it went through."""

@@ -9,6 +9,7 @@ import pytest
 
 from policies import structure
 from policies.settings import BackendSettings, ModelSettings
+from proxy.relay.body import Body
 from proxy.tap import prepare
 from proxy.tap.rawjson import read_object
 from proxy.tap.shown import Shown, Transcript, shown
@@ -82,7 +83,9 @@ def test_deltas_add_up() -> None:
 def test_masked_logprobs_are_expected_only_of_a_grammar(fields: dict[str, Any], grammar: bool) -> None:
     backend = BackendSettings.model_validate({"name": "b", "url": "http://b", "model": "m"})
     body = json.dumps({"model": "m", "messages": [], **fields}).encode()
-    assert prepare("chat", body, ModelSettings.model_validate({}), backend, seed=1).sampling.grammar is grammar
+    assert (
+        prepare(Body.read("chat", body), ModelSettings.model_validate({}), backend, seed=1).sampling.grammar is grammar
+    )
 
 
 @pytest.mark.parametrize("recording", [one for one in ANSWERS if one.tokenizer is not None], ids=label)

@@ -1,0 +1,130 @@
+"""A request's body, read once for everybody who decides something by it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from policies.errors import InvalidRequest, RequestTooLarge
+from policies.settings import BoundsSettings
+from proxy.tap import lax
+from proxy.tap.rawjson import UNREADABLE, Object, has_more_values, is_deeper, read_object
+
+LARGE = 256 * 1024
+"""Bytes from which a body is not read on the event loop: others' streams would stand still meanwhile."""
+
+_DEFAULT = BoundsSettings()
+_NO_JSON = "The request body is not valid JSON."
+_TEXTS = ("stop", "bad_words")
+_IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
+_LIMITS = {
+    "chat": ("max_completion_tokens", "max_tokens"),
+    "completions": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+_PROMPTS = {"completions": "prompt", "/v1/embeddings": "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON object with unique keys, within its bounds.
+
+    Attributes:
+        endpoint: `chat`, `completions`, or the path of another one.
+        data: the bytes as they came.
+        raws: the fields in their order, each with the bytes it came as. Shared by everybody: copy before changing.
+        fields: the same, decoded. Never changed.
+        model: what the client calls the model; empty when it names none.
+        stream: whether a stream is asked for.
+        n: choices asked for per prompt, at least 1. `prompts`: how many prompts there are, at least 1.
+        most_tokens: output tokens allowed per choice; None when the request does not say.
+    """
+
+    endpoint: str
+    data: bytes
+    raws: Object
+    fields: dict[str, Any]
+    model: str
+    stream: bool
+    n: int
+    prompts: int
+    most_tokens: int | None
+
+    @property
+    def choices(self) -> int:
+        """Choices asked for in all."""
+        return self.n * self.prompts
+
+    @classmethod
+    def read(cls, endpoint: str, data: bytes, bounds: BoundsSettings = _DEFAULT) -> Body:
+        """The body in `data`. Raises InvalidRequest and RequestTooLarge."""
+        if is_deeper(data, bounds.json_depth):
+            text = f"The request body nests JSON deeper than {bounds.json_depth} levels."
+            raise InvalidRequest(text, code="json_too_deep")
+        if has_more_values(data, bounds.json_values):
+            raise RequestTooLarge(f"The request body holds more than {bounds.json_values} JSON values.")
+        fields = _parse(data)
+        raws = read_object(data)
+        if raws is None:
+            raise InvalidRequest(_NO_JSON)
+        model = fields.get("model")
+        body = cls(
+            endpoint=endpoint,
+            data=data,
+            raws=raws,
+            fields=fields,
+            model=model if isinstance(model, str) else "",
+            stream=bool(lax.boolean(fields.get("stream"))),
+            n=max(1, lax.integer(fields.get("n")) or 1),
+            prompts=_count_prompts(fields.get(_PROMPTS.get(endpoint, ""))),
+            most_tokens=_most_tokens(endpoint, fields),
+        )
+        body._check(bounds)
+        return body
+
+    def _check(self, bounds: BoundsSettings) -> None:
+        if self.choices > bounds.choices:
+            param = "n" if self.n > 1 else _PROMPTS[self.endpoint]
+            raise InvalidRequest(f"More than {bounds.choices} choices are asked for.", param=param, code="too_many")
+        for names, most in ((_TEXTS, bounds.stop_strings), (_IDS, bounds.token_ids)):
+            for name in names:
+                value = self.fields.get(name)
+                if isinstance(value, list | dict) and len(value) > most:
+                    raise InvalidRequest(f"`{name}` has more than {most} entries.", param=name, code="too_many")
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except UNREADABLE as error:
+        raise InvalidRequest(_NO_JSON) from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest("The request body must be a JSON object.")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise InvalidRequest(f"The request body names {twice[:64]!r} twice.", param=twice[:64])
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _count_prompts(prompt: Any) -> int:
+    """How many prompts `prompt` holds: a string or a list of ids is one."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return len(prompt)
+    return 1
+
+
+def _most_tokens(endpoint: str, fields: dict[str, Any]) -> int | None:
+    given = (fields[name] for name in _LIMITS.get(endpoint, ()) if fields.get(name) is not None)
+    return lax.integer(next(given, None))
