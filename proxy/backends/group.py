@@ -99,7 +99,7 @@ class Group:
                 found = self._best(open_to, key)
                 if found is not None:
                     return found
-                crowded |= bool(open_to.members)
+                crowded |= rank <= RESTING and bool(open_to.members)
         return None
 
     def has_others(self, tried: Collection[Backend]) -> bool:
@@ -113,7 +113,7 @@ class Group:
                     if backend not in tried:
                         if not backend.full:
                             return True
-                        crowded = True
+                        crowded |= rank <= RESTING
         return False
 
     def ranked(self, backend: Backend) -> bool:

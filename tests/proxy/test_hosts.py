@@ -90,7 +90,7 @@ def _raw(rig: Rig, method: str, path: str, headers: list[str], version: str = "1
 
 
 def test_a_page_whose_name_leads_here_is_refused_everywhere(rig: Rig) -> None:
-    rig.proxy.services.backends.all[0].reached()
+    rig.proxy.services.backends.all[0].rest(0)
     for method, path in ENDPOINTS:
         for version in ("1.0", "1.1"):
             for headers in REFUSED_HEADERS:

@@ -359,7 +359,7 @@ def test_a_line_without_end(make_rig: Callable[..., Rig]) -> None:
 
 def test_limits_on_concurrency(backend: FakeBackend, make_rig: Callable[..., Rig]) -> None:
     crowded = {"name": "b1", "url": backend.url, "model": "m", "max_concurrency": 1}
-    rig = make_rig(backends=[crowded])
+    rig = make_rig(backends=[crowded], routing={"queue": 0})
     rig.backend.script = wire.stream(pause=0.1)
     with rig.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
         refused = rig.chat()

@@ -221,7 +221,7 @@ def test_a_suspect_serves_when_the_others_cannot(pair: Callable[..., Rig], secon
     rig.stand("b2", "quarantined")
     assert _took(rig, second, 4) == (4, 0)
     rig.stand("b2", "trusted")
-    rig.proxy.services.backends.all[1].unreachable()
+    rig.proxy.services.backends.all[1].rest(5)
     assert _took(rig, second, 2) == (2, 0)
 
 
