@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ async def answer_json(
 
 async def answer_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """An OpenAI-shaped error; one that passes by itself says when to come again."""
-    again = [(b"retry-after", b"1")] if error.status == 503 else []
+    again = [(b"retry-after", str(math.ceil(error.retry_after or 1)).encode())] if error.status == 503 else []
     await answer_json(send, error.status, error.body(), [*headers, *again])
 
 
