@@ -4,6 +4,7 @@ Environment: BASE_URL of the proxy, SECONDS for everything. For the request: API
 words with commas between them. Exit code 1 says on stderr what is wrong.
 """
 
+import http.client
 import json
 import os
 import sys
@@ -44,11 +45,15 @@ def stream():
         "max_tokens": 64,
         "stream": True,
     }
+    events = []
     with call("/v1/chat/completions", body) as answer:
-        events = [line.strip() for line in answer if line.startswith(b"data:")]
         id = answer.headers.get("x-countersign-id")
+        try:
+            events += (line.strip() for line in answer if line.startswith(b"data:"))
+        except (OSError, http.client.HTTPException) as error:
+            print(f"stream: {error!r}", file=sys.stderr)
     if not events or events[-1] != b"data: [DONE]":
-        sys.exit("the stream broke off")
+        sys.exit(f"the stream broke off after {len(events)} events")
     if not any(b'"finish_reason"' in event and b'"error"' not in event for event in events):
         sys.exit("the stream holds no answer")
     if not id:

@@ -38,12 +38,12 @@ def build() -> Schema:
     tree, definitions = settings()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_closed(_values() | {"settings": tree}),
+        **closed(_values() | {"settings": tree}),
         "$defs": definitions,
     }
 
 
-def _closed(properties: Schema, **more: Any) -> Schema:
+def closed(properties: Schema, **more: Any) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties, **more}
 
 
@@ -52,9 +52,9 @@ def _values() -> Schema:
         "global": _FREE,
         "nameOverride": _NAME,
         "fullnameOverride": _NAME,
-        "imagePullSecrets": {"type": "array", "items": _closed({"name": _NAME}, required=["name"])},
+        "imagePullSecrets": {"type": "array", "items": closed({"name": _NAME}, required=["name"])},
         "commonLabels": _STRINGS,
-        "image": _closed({"proxy": _image(), "verifier": _image()}),
+        "image": closed({"proxy": _image(), "verifier": _image()}),
         "files": {
             "type": "object",
             "propertyNames": {"pattern": r"^[-._a-zA-Z0-9]+$", "not": {"const": "countersign.yaml"}},
@@ -62,14 +62,14 @@ def _values() -> Schema:
         },
         "existingSecret": _NAME,
         "redis": _redis(),
-        "models": _closed({"existingClaim": _NAME, "mountPath": {"type": "string", "pattern": "^/"}}),
+        "models": closed({"existingClaim": _NAME, "mountPath": {"type": "string", "pattern": "^/"}}),
         "proxy": _proxy(),
         "allInOne": _BOOL,
         "worker": _drainer({"processes": _POSITIVE, "autoscaling": _scaling("waiting", least=1)}),
         "reference": _reference(),
         "webhooks": _drainer({}),
-        "serviceAccount": _closed({"create": _BOOL, "name": _NAME, "annotations": _STRINGS}),
-        "podDisruptionBudget": _closed(
+        "serviceAccount": closed({"create": _BOOL, "name": _NAME, "annotations": _STRINGS}),
+        "podDisruptionBudget": closed(
             {
                 "enabled": _BOOL,
                 "maxUnavailable": {
@@ -80,21 +80,21 @@ def _values() -> Schema:
         "topologySpread": {"type": "array", "items": _spread()},
         "monitoring": _monitoring(),
         "test": _test(),
-        "networkPolicy": _closed(
+        "networkPolicy": closed(
             {
                 "enabled": _BOOL,
-                "proxy": _closed({"from": _LIST, "egress": _LIST}),
-                "worker": _closed({"egress": _LIST}),
-                "reference": _closed({"egress": _LIST}),
-                "webhooks": _closed({"egress": _LIST}),
-                "redis": _closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
+                "proxy": closed({"from": _LIST, "egress": _LIST}),
+                "worker": closed({"egress": _LIST}),
+                "reference": closed({"egress": _LIST}),
+                "webhooks": closed({"egress": _LIST}),
+                "redis": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
             }
         ),
     }
 
 
 def _image() -> Schema:
-    return _closed(
+    return closed(
         {
             "repository": {"type": "string", "minLength": 1},
             "tag": _TEXT,
@@ -108,14 +108,14 @@ def _redis() -> Schema:
     bundled = {
         "image": _image(),
         "maxmemory": {"type": "string", "pattern": "^[0-9]+(kb|mb|gb)$"},
-        "persistence": _closed({"enabled": _BOOL, "size": _QUANTITY, "storageClass": _TEXT}),
+        "persistence": closed({"enabled": _BOOL, "size": _QUANTITY, "storageClass": _TEXT}),
         "resources": _resources(),
     }
-    return _closed(
+    return closed(
         {
             "existingSecret": _NAME,
             "existingSecretKey": _KEY,
-            "bundled": _closed(bundled),
+            "bundled": closed(bundled),
         }
     )
 
@@ -130,18 +130,18 @@ def _pods() -> Schema:
         "podLabels": _STRINGS,
         "nodeSelector": _STRINGS,
         "tolerations": {"type": "array", "items": _toleration()},
-        "affinity": _closed({"nodeAffinity": _FREE, "podAffinity": _FREE, "podAntiAffinity": _FREE}),
+        "affinity": closed({"nodeAffinity": _FREE, "podAffinity": _FREE, "podAntiAffinity": _FREE}),
         "priorityClassName": _NAME,
     }
 
 
 def _resources() -> Schema:
     amounts = {"type": "object", "additionalProperties": {"anyOf": [_QUANTITY, {"type": "number", "minimum": 0}]}}
-    return _closed({"requests": amounts, "limits": amounts, "claims": _LIST})
+    return closed({"requests": amounts, "limits": amounts, "claims": _LIST})
 
 
 def _toleration() -> Schema:
-    return _closed(
+    return closed(
         {
             "key": _TEXT,
             "operator": {"enum": ["Exists", "Equal"]},
@@ -160,13 +160,13 @@ def _spread() -> Schema:
         "whenUnsatisfiable": {"enum": ["ScheduleAnyway", "DoNotSchedule"]},
         "minDomains": _POSITIVE,
     }
-    return _closed(own, required=["topologyKey", "maxSkew", "whenUnsatisfiable"])
+    return closed(own, required=["topologyKey", "maxSkew", "whenUnsatisfiable"])
 
 
 def _scaling(target: str, least: int) -> Schema:
     """Bounds of an autoscaler, and what one pod should have of what it goes by."""
     bounds = {"minReplicas": {"type": "integer", "minimum": least}, "maxReplicas": _POSITIVE}
-    return _closed({"enabled": _BOOL, **bounds, target: _POSITIVE, "scaleDownSeconds": _COUNT | {"maximum": 3600}})
+    return closed({"enabled": _BOOL, **bounds, target: _POSITIVE, "scaleDownSeconds": _COUNT | {"maximum": 3600}})
 
 
 def _monitoring() -> Schema:
@@ -177,20 +177,20 @@ def _monitoring() -> Schema:
         "authModes": _TEXT,
         "selector": {"type": "string", "pattern": "^[^{}]*$"},
     }
-    return _closed(
+    return closed(
         {
-            "credentials": _closed({"existingSecret": _NAME, "existingSecretKey": _KEY}),
-            "serviceMonitor": _closed({"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}),
-            "rules": _closed(rules),
-            "dashboard": _closed({"enabled": _BOOL, "labels": _STRINGS, "annotations": _STRINGS}),
-            "prometheus": _closed(prometheus),
+            "credentials": closed({"existingSecret": _NAME, "existingSecretKey": _KEY}),
+            "serviceMonitor": closed({"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}),
+            "rules": closed(rules),
+            "dashboard": closed({"enabled": _BOOL, "labels": _STRINGS, "annotations": _STRINGS}),
+            "prometheus": closed(prometheus),
         }
     )
 
 
 def _test() -> Schema:
     words = {"enum": [str(word) for word in VerdictWord]}
-    return _closed(
+    return closed(
         {
             "existingSecret": _NAME,
             "existingSecretKey": _KEY,
@@ -211,7 +211,7 @@ def _env() -> Schema:
     words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|COUNTERSIGN_KEYS|HEADERS"
     inside = f"({_any_case('API_KEY|SECRET|SHA256')})|://[^/?#]*@"
     return {
-        **_closed({"name": name, "value": _TEXT | {"not": {"pattern": inside}}, "valueFrom": _FREE}, required=["name"]),
+        **closed({"name": name, "value": _TEXT | {"not": {"pattern": inside}}, "valueFrom": _FREE}, required=["name"]),
         "if": {"properties": {"name": {"pattern": f"({_any_case(words)})"}}},
         "then": {"required": ["valueFrom"], "not": {"required": ["value"]}},
     }
@@ -228,19 +228,19 @@ def _proxy() -> Schema:
         "annotations": _STRINGS,
     }
     unprivileged = _PORT | {"minimum": 1024}
-    own = {"port": unprivileged, "drainSeconds": _COUNT, "service": _closed(service)}
-    return _closed(_pods() | own | {"autoscaling": _scaling("inFlight", least=1)})
+    own = {"port": unprivileged, "drainSeconds": _COUNT, "service": closed(service)}
+    return closed(_pods() | own | {"autoscaling": _scaling("inFlight", least=1)})
 
 
 def _drainer(own: Schema) -> Schema:
     """Pods that take work from queues."""
     startup = {"type": "integer", "minimum": 30}
-    return _closed(_pods() | {"enabled": _BOOL, "startupSeconds": startup} | own)
+    return closed(_pods() | {"enabled": _BOOL, "startupSeconds": startup} | own)
 
 
 def _reference() -> Schema:
     own = {
-        "gpu": _closed({"count": _COUNT, "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[a-zA-Z0-9._-]+$"}}),
+        "gpu": closed({"count": _COUNT, "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[a-zA-Z0-9._-]+$"}}),
         "autoscaling": _scaling("waiting", least=0),
         "sharedMemory": _QUANTITY,
         "scratch": _QUANTITY,
