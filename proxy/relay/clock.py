@@ -3,15 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 from policies.errors import UpstreamTimeout
 from policies.settings import TimeoutSettings
 
 T = TypeVar("T")
+
+
+class Patience:
+    """A deadline around talk with a backend; an async context manager that raises UpstreamTimeout when it passes.
+
+    It moves with every read, thousands of times a second in all: so its timer is left alone, and asks when it rings
+    what the deadline is by then.
+    """
+
+    __slots__ = ("_cancelling", "_due", "_loop", "_over", "_rings", "_task", "_timer")
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings = math.inf
+        self._over = False
+        self._due: float | None = None
+        self.until(None if seconds is None else time.monotonic() + seconds)
+
+    async def __aenter__(self) -> Patience:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+        # A client that left meanwhile has cancelled the task, too.
+        if self._over and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise UpstreamTimeout("the backend did not answer in time") from error
+
+    def until(self, when: float | None) -> None:
+        """Move the deadline (seconds on the monotonic clock), or take it away."""
+        self._due = when
+        if when is not None and when < self._rings:
+            self._wind(when)
+
+    def _wind(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings = when
+        self._timer = self._loop.call_later(max(0.0, when - time.monotonic()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._rings = None, math.inf
+        if self._due is None:
+            return
+        if self._due > time.monotonic():
+            self._wind(self._due)
+            return
+        self._over = True
+        self._task.cancel()
 
 
 class Clock:
@@ -29,8 +87,8 @@ class Clock:
         self._up: float | None = None
         self._first: float | None = None
         self._last: float | None = None
-        self.waited = 0.0
         self.when_began: Callable[[], None] | None = None
+        self.waited = 0.0
 
     def went_up(self) -> None:
         """The request goes to a backend now; the time-outs for its first byte and between reads count from here."""
@@ -72,16 +130,15 @@ class Clock:
         finally:
             self.waited += time.monotonic() - start
 
-    async def reading(self, what: Awaitable[bytes], deadline: asyncio.Timeout) -> bytes:
+    async def reading(self, what: Awaitable[bytes], patience: Patience) -> bytes:
         """One read from the backend; moves the deadline to when this read must be over, and away afterwards."""
         assert self._up is not None
         assert self._over is not None
         start = time.monotonic()
         wait = self._up + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
-        loop_offset = asyncio.get_running_loop().time() - start
-        deadline.reschedule(min(wait, self._over) + loop_offset)
+        patience.until(min(wait, self._over))
         data = await what
-        deadline.reschedule(None)
+        patience.until(None)
         self._last = time.monotonic()
         self.waited += self._last - start
         return data
@@ -93,11 +150,6 @@ class Clock:
             if self.when_began is not None:
                 self.when_began()
 
-    @asynccontextmanager
-    async def patience(self, seconds: float | None = None) -> AsyncIterator[asyncio.Timeout]:
-        """A deadline around talk with a backend. Raises UpstreamTimeout when it passes."""
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                yield deadline
-        except TimeoutError as error:
-            raise UpstreamTimeout("the backend did not answer in time") from error
+    def patience(self, seconds: float | None = None) -> Patience:
+        """A deadline around talk with a backend, in the task that talks."""
+        return Patience(seconds)
