@@ -3,22 +3,31 @@
     pytest tests/fidelity --base-url http://127.0.0.1:4000 --upstream-port 9100
 
 The other gateway must offer the model `--model` (default `m`) from `http://127.0.0.1:9100/v1`, where it has the same
-name, and take the key `--client-key`. Cases that need it set up otherwise take a `--variant NAME=URL`; one that is not
-given fails, as does a case for which a gateway has no feature.
+name, and take the key `--client-key`. Cases that need it set up otherwise take a `--variant NAME=URL`, and `--pid
+NAME=PID` where its process matters; a variant that is not given is a feature that is lacking.
 
-    impatient   gives up: connecting 0.5 s, first token 0.6 s, between tokens 0.6 s, all 4 s
-    keepalive   sends comments after 0.2 s of silence
-    pair        has a second upstream at port + 1 and asks it when the first fails
+    impatient    gives up: connecting 0.5 s, first token 0.6 s, between tokens 0.6 s, all 4 s
+    keepalive    sends comments after 0.2 s of silence (or `--keepalive`)
+    pair         has a second upstream at port + 1 and asks it when the first fails
+    unreachable  impatient, with an upstream at port + 2, where nothing accepts connections
+    ending       as it is, to be ended by SIGTERM
+
+`--lacks FEATURE` names what a gateway is known not to have, so that its tests fail as lacking and not as wrong.
+`--outcomes FILE` writes how each test came out; `countersign bench fidelity` makes a page of such files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fidelity.gateway import CLIENT_KEY, MODEL, Gateway, Gateways
+from tests.fidelity.gateway import CLIENT_KEY, MODEL, Gateway, Gateways, Given
+from tests.fidelity.meaning import OtherBytes, notes
+from tests.fidelity.outcomes import Outcomes
+from tests.support.black_hole import BlackHole
 from tests.support.fake_backend import FakeBackend
 from tests.support.valkey import Valkey
 
@@ -31,36 +40,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--model", default=MODEL, help="name of the model there")
     group.addoption("--client-key", default=CLIENT_KEY, help="key it takes")
     group.addoption("--variant", action="append", default=[], metavar="NAME=URL", help="the same, set up otherwise")
+    group.addoption("--pid", action="append", default=[], metavar="NAME=PID", help="a variant's process")
+    group.addoption("--gateway-pid", type=int, help="its process, for memory")
+    group.addoption("--keepalive", type=float, default=0.2, help="seconds of silence of the variant keepalive")
+    group.addoption("--readiness", default="/readyz", help="path that says whether it takes requests")
+    group.addoption("--lacks", action="append", default=[], metavar="FEATURE", help="what it is known not to have")
     group.addoption("--cases", action="store_true", help="say of each case how many of its tests failed")
-    group.addoption("--gateway-pid", type=int, help="its process, for memory and signals")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="write how each test came out, a JSON object a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the markers and the ledger."""
     config.addinivalue_line("markers", "cases(*numbers): the fidelity cases that a test covers")
+    config.addinivalue_line("markers", "feature(name): what a gateway needs for this test and may lack")
+    config.addinivalue_line("markers", "ours: what only our own proxy promises")
+    notes.lenient = config.getoption("--base-url", None) is not None
+    config.pluginmanager.register(Outcomes(config), "fidelity-outcomes")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Reports know the cases of their tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Another gateway is not asked for what only ours promises."""
     for item in items:
-        item.user_properties += [("cases", mark.args) for mark in item.iter_markers("cases")]
+        if notes.lenient and item.get_closest_marker("ours"):
+            item.add_marker(pytest.mark.skip(reason="a promise of our own proxy"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """How each case came out, where somebody wants to know."""
-    if not config.getoption("--cases", False):
-        return
-    outcomes: dict[int, list[bool]] = {}
-    for word in ("passed", "failed", "error"):
-        for report in terminalreporter.stats.get(word, []):
-            for name, numbers in report.user_properties:
-                for number in numbers if name == "cases" else ():
-                    outcomes.setdefault(number, []).append(word == "passed")
-    kept = sum(all(passed) for passed in outcomes.values())
-    terminalreporter.section(f"{kept} of {len(outcomes)} fidelity cases hold")
-    for number, passed in sorted(outcomes.items()):
-        if not all(passed):
-            terminalreporter.write_line(f"case {number}: {passed.count(False)} of {len(passed)} tests fail")
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, Any, Any]:
+    """What was said in other bytes fails the test once it is through."""
+    notes.found = []
+    result = yield
+    if notes.found:
+        raise OtherBytes(notes.found[0])
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -80,19 +92,23 @@ def gateways(
     """The gateway, plain and set up otherwise."""
     option = request.config.getoption
     folder: Path = tmp_path_factory.mktemp("gateways")
-    urls = [upstream.url for upstream in upstreams]
-    if (url := option("--base-url", None)) is not None:
-        given = dict(item.split("=", 1) for item in option("--variant"))
-        main = Gateway(url.rstrip("/").removesuffix("/v1"), option("--model"), option("--client-key"))
-        main.pid = option("--gateway-pid")
-        yield Gateways(main, urls, folder, None, given)
-        return
-    with Valkey() as valkey:
-        found = Gateways(None, urls, folder, valkey, {})
-        try:
-            yield found
-        finally:
-            found.stop()
+    port = option("--upstream-port", 0)
+    with BlackHole(port=port and port + 2) as hole:
+        urls = [*(upstream.url for upstream in upstreams), hole.url]
+        if (url := option("--base-url", None)) is not None:
+            variants = dict(item.split("=", 1) for item in option("--variant"))
+            pids = {name: int(pid) for name, pid in (item.split("=", 1) for item in option("--pid"))}
+            given = Given(
+                {"plain": url, **variants}, pids, option("--model"), option("--client-key"), option("--gateway-pid")
+            )
+            yield Gateways(urls, folder, given=given, keepalive=option("--keepalive"), ready=option("--readiness"))
+            return
+        with Valkey() as valkey:
+            found = Gateways(urls, folder, valkey=valkey)
+            try:
+                yield found
+            finally:
+                found.stop()
 
 
 @pytest.fixture

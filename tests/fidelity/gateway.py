@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 import redis
 
 from policies import codec
 from policies.evidence import Evidence
 from policies.settings import hash_key
+from tests.fidelity.meaning import lacking
 from tests.support.raw_http import Answer, Call
 from tests.support.valkey import Valkey
 from verifier_pool.queue import evidence_key
@@ -29,11 +30,15 @@ COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
+KEEPALIVE = 0.2
+_IMPATIENT = {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "total": 4.0}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "impatient": {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "total": 4.0}},
-    "keepalive": {"relay": {"keepalive": 0.2}},
+    "impatient": _IMPATIENT,
+    "unreachable": _IMPATIENT,
+    "keepalive": {"relay": {"keepalive": KEEPALIVE}},
     "pair": {},
+    "ending": {},
     "recorded": {
         "models": {MODEL: {"tokenizer": str(Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json")}}
     },
@@ -49,7 +54,7 @@ _ASKED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Gateway:
-    """One gateway. `pid` and `valkey` are known of our own."""
+    """One gateway. `valkey` is known of our own; so is `pid`, and of others when it was said."""
 
     url: str
     model: str = MODEL
@@ -57,6 +62,12 @@ class Gateway:
     pid: int | None = None
     valkey: Valkey | None = None
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    ready: str = "/readyz"
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is held to what only our own proxy promises."""
+        return self.valkey is not None
 
     def body(self, path: str = CHAT, **fields: Any) -> bytes:
         """A request's JSON."""
@@ -80,7 +91,7 @@ class Gateway:
         """What was recorded of an answer, which only we do."""
         id = answer.header("x-countersign-id")
         if not id or self.valkey is None:
-            pytest.fail("this gateway records nothing that can be looked up")
+            lacking("nothing is recorded that can be looked up")
         with self.valkey.client() as client:
             deadline = time.monotonic() + 10
             while (packed := client.get(evidence_key(id))) is None:
@@ -91,28 +102,83 @@ class Gateway:
     def redis(self) -> redis.Redis:
         """The store of our own gateway; close it."""
         if self.valkey is None:
-            pytest.fail("this gateway records nothing that can be looked up")
+            lacking("nothing is recorded that can be looked up")
         return self.valkey.client()
 
     def resident(self) -> int:
         """Bytes of memory its process holds."""
         if self.pid is None:
-            pytest.fail("say --gateway-pid")
+            lacking("no --gateway-pid was given")
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def is_ready(self) -> bool:
+        """Whether it says that it takes requests."""
+        with contextlib.suppress(ConnectionError), self._look(self.ready) as call:
+            return call.answer().status == 200
+        return False
+
+    def has_ended(self, within: float) -> bool:
+        """Whether its process ends in time; our own must end well."""
+        deadline = time.monotonic() + within
+        while not (gone := self._is_gone()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return gone
+
+    def _is_gone(self) -> bool:
+        if self.process is None:
+            return self.pid is None or _has_exited(self.pid)
+        code = self.process.poll()
+        assert code in (None, 0)
+        return code == 0
+
+    def _look(self, path: str) -> Call:
+        return Call(self.url, path, b"", {"authorization": f"Bearer {self.key}"}, method="GET")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Another gateway, as the command line names it: URLs and processes by variant."""
+
+    urls: dict[str, str]
+    pids: dict[str, int]
+    model: str
+    key: str
+    pid: int | None = None
+
+    def gateway(self, name: str, ready: str) -> Gateway:
+        """The variant; ends the test when there is none."""
+        if name not in self.urls:
+            lacking(f"this gateway was not given with --variant {name}=URL")
+        url = self.urls[name].rstrip("/").removesuffix("/v1")
+        pid = self.pids.get(name, self.pid if name == "plain" else None)
+        return Gateway(url, self.model, self.key, pid, ready=ready)
+
 
 class Gateways:
-    """The gateway in every way it is set up; ours are started when somebody asks for them."""
+    """The gateway in every way it is set up; ours are started when somebody asks for them.
+
+    Attributes:
+        keepalive: seconds of silence after which the variant of that name sends a comment.
+    """
 
     def __init__(
-        self, main: Gateway | None, upstreams: list[str], folder: Path, valkey: Valkey | None, given: dict[str, str]
+        self,
+        upstreams: list[str],
+        folder: Path,
+        *,
+        valkey: Valkey | None = None,
+        given: Given | None = None,
+        keepalive: float = KEEPALIVE,
+        ready: str = "/readyz",
     ) -> None:
+        self.keepalive = keepalive
         self._upstreams = upstreams
         self._folder = folder
         self._valkey = valkey
         self._given = given
-        self._running: dict[str, Gateway] = {"plain": main} if main is not None else {}
+        self._ready = ready
+        self._running: dict[str, Gateway] = {}
 
     @property
     def main(self) -> Gateway:
@@ -120,24 +186,25 @@ class Gateways:
         return self.variant("plain")
 
     def variant(self, name: str, *, otherwise: str | None = None) -> Gateway:
-        """Set up otherwise; fails the test when there is none, and no other one will do."""
+        """Set up otherwise; ends the test when there is none, and no other one will do."""
+        if self._given is not None and otherwise is not None and name not in self._given.urls:
+            name = otherwise
         if name not in self._running:
-            if otherwise is not None and self._valkey is None and name not in self._given:
-                return self.variant(otherwise)
-            if self._valkey is not None:
-                self._running[name] = self.start(name)
-            elif name in self._given:
-                main = self.main
-                self._running[name] = Gateway(self._given[name].rstrip("/"), main.model, main.key)
-            else:
-                pytest.fail(f"this gateway was not given with --variant {name}=URL")
+            self._running[name] = self.start(name) if self._given is None else self._given.gateway(name, self._ready)
         return self._running[name]
+
+    def ending(self) -> Gateway:
+        """One whose process may be ended."""
+        gateway = self.variant("ending")
+        if gateway.pid is None:
+            lacking("no --pid ending=PID was given")
+        return gateway
 
     def start(self, name: str) -> Gateway:
         """Another process of our own."""
-        if self._valkey is None:
-            pytest.fail("only our own gateway can be started and stopped")
-        urls = self._upstreams if name == "pair" else self._upstreams[:1]
+        assert self._valkey is not None
+        first, second, hole = self._upstreams
+        urls = {"pair": [first, second], "unreachable": [hole]}.get(name, [first])
         backend = {"model": MODEL, "api_key": BACKEND_KEY, "runtime": "vllm-0.32-v2"}
         if name == "recorded":
             backend["served_model"] = "smollm2"
@@ -164,6 +231,13 @@ class Gateways:
             process.kill()
         for process in processes:
             process.wait()
+
+
+def _has_exited(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def _listening(process: subprocess.Popen[str], log: Path) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fidelity.frames import BODIES, BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAM, STREAMS, TWO, begun, script
 from tests.fidelity.gateway import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Gateway, Gateways
+from tests.fidelity.meaning import Event, assert_answer, assert_begins, assert_same, events
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
 from tests.support.raw_http import Answer
@@ -19,13 +20,11 @@ ERROR = b'{"object":"error", "error": {"message":"no","type":"BadRequestError","
 LOST: dict[str, list[Step]] = {"clean": [Close()], "reset": [0.05, Close(reset=True)], "ended": [wire.LAST_CHUNK]}
 
 
-def _last_event(answer: Answer) -> tuple[str, dict[str, object]]:
+def _last_event(answer: Answer) -> Event:
     """Type and data of the last event of a stream."""
-    lines = answer.body.decode().rstrip().split("\n\n")[-1].split("\n")
-    kind = next((line[7:] for line in lines if line.startswith("event: ")), "")
-    data = next(line for line in lines if line.startswith("data:"))
-    parsed: dict[str, object] = json.loads(data[5:])
-    return kind, parsed
+    kind, data = events(answer.body)[-1]
+    assert isinstance(data, dict), data
+    return kind, data
 
 
 @pytest.mark.cases(42)
@@ -48,7 +47,7 @@ def test_a_refusal_keeps_status_and_body(
 ) -> None:
     upstream.script = [wire.whole(ERROR, status)]
     answer = gateway.ask(path, stream=stream)
-    assert (answer.status, answer.body) == (status, ERROR)
+    assert_answer(answer, status, ERROR)
     assert answer.header("content-type") == "application/json"
     assert answer.whole
 
@@ -57,7 +56,8 @@ def test_a_refusal_keeps_status_and_body(
 def test_a_refusal_that_is_no_json_keeps_its_body(gateway: Gateway, upstream: FakeBackend) -> None:
     upstream.script = [wire.whole(b"<h1>no</h1>", 503, "text/html")]
     answer = gateway.ask(stream=True)
-    assert (answer.status, answer.body, answer.header("content-type")) == (503, b"<h1>no</h1>", "text/html")
+    assert_answer(answer, 503, b"<h1>no</h1>")
+    assert answer.header("content-type") == "text/html"
 
 
 @pytest.mark.cases(43)
@@ -71,14 +71,18 @@ def test_lost_before_headers(gateway: Gateway, upstream: FakeBackend, path: str,
     assert {"message", "type", "code"} <= answer.json()["error"].keys()
 
 
-@pytest.mark.cases(43, 45, 47)
+@pytest.mark.cases(43, 45)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("how", LOST)
 def test_lost_before_the_first_event(gateway: Gateway, upstream: FakeBackend, path: str, how: str) -> None:
     upstream.script = [wire.SSE_HEAD, *LOST[how]]
     answer = gateway.ask(path, stream=True)
-    assert answer.status == 502
-    assert "error" in answer.json()
+    if answer.status == 200 and not gateway.ours:
+        assert "error" in _last_event(answer)[1]
+        assert b"[DONE]" not in answer.body
+    else:
+        assert answer.status == 502 if gateway.ours else answer.status >= 500
+        assert "error" in answer.json()
 
 
 @pytest.mark.cases(43)
@@ -98,14 +102,14 @@ def test_lost_in_a_stream(gateway: Gateway, upstream: FakeBackend, path: str, ho
     upstream.script = [*begun(frames), *LOST[how]]
     answer = gateway.ask(path, stream=True)
     assert answer.status == 200
-    assert answer.body.startswith(b"".join(frames))
+    assert_begins(answer.body, b"".join(frames))
     assert b"[DONE]" not in answer.body
     kind, data = _last_event(answer)
     if path in (MESSAGES, RESPONSES):
         assert (kind, data["type"]) == ("error", "error")
-        assert {"message", "code"} <= (data if path == RESPONSES else data["error"]).keys()  # type: ignore[attr-defined]
+        assert {"message", "code"} <= (data if path == RESPONSES else data["error"]).keys()
     else:
-        assert {"message", "type", "code"} <= data["error"].keys()  # type: ignore[attr-defined]
+        assert {"message", "type", "code"} <= data["error"].keys()
         assert kind == ""
 
 
@@ -116,7 +120,7 @@ def test_an_error_in_a_stream_passes_and_is_the_last_word(
 ) -> None:
     frames = (ROLE, ONE, b"data: " + ERROR + b"\n\n", *rest)
     upstream.script = script(frames)
-    assert gateway.ask(stream=True).body == b"".join(frames)
+    assert_same(gateway.ask(stream=True).body, b"".join(frames))
 
 
 @pytest.mark.cases(45)
@@ -135,7 +139,7 @@ def test_done_may_be_missing(gateway: Gateway, upstream: FakeBackend, path: str)
     frames = [frame for frame in STREAMS[path] if frame != DONE]
     upstream.script = script(frames)
     answer = gateway.ask(path, stream=True)
-    assert answer.body == b"".join(frames)
+    assert_same(answer.body, b"".join(frames))
     assert answer.whole
 
 
@@ -143,7 +147,7 @@ def test_done_may_be_missing(gateway: Gateway, upstream: FakeBackend, path: str)
 def test_the_upstream_may_vanish_after_done(gateway: Gateway, upstream: FakeBackend) -> None:
     upstream.script = [*begun(STREAM), Close(reset=True)]
     answer = gateway.ask(stream=True)
-    assert answer.body == b"".join(STREAM)
+    assert_same(answer.body, b"".join(STREAM))
     assert answer.whole
 
 
@@ -168,12 +172,15 @@ def test_a_stream_that_begins_with_an_error_has_its_status(
     if PeerCloses() not in rest:
         upstream.script.append(wire.LAST_CHUNK)
     answer = gateway.ask(path, stream=True)
-    assert answer.status == status
+    assert answer.status == status if gateway.ours else 400 <= answer.status < 600
     assert answer.header("content-type") == "application/json"
-    assert answer.json() == json.loads(frame.split(b"data: ")[1])
+    if gateway.ours:
+        assert answer.json() == json.loads(frame.split(b"data: ")[1])
+    assert "error" in answer.body.decode()
 
 
 @pytest.mark.cases(48)
+@pytest.mark.feature("second upstream")
 @pytest.mark.parametrize("how", LOST)
 def test_no_second_try_after_the_first_byte(
     gateways: Gateways, upstream: FakeBackend, second: FakeBackend, how: str
@@ -181,12 +188,13 @@ def test_no_second_try_after_the_first_byte(
     gateway = gateways.variant("pair")
     upstream.script = second.script = [*begun((ROLE, ONE)), *LOST[how]]
     answer = gateway.ask(stream=True)
-    assert answer.body.startswith(ROLE + ONE)
+    assert_begins(answer.body, ROLE + ONE)
     assert answer.body.count(b"One") == 1
     assert len(upstream.requests) + len(second.requests) == 1
 
 
 @pytest.mark.cases(48)
+@pytest.mark.feature("second upstream")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("how", ["closed", "503", "empty", "first event"])
 def test_a_second_try_before_the_first_byte(
@@ -204,7 +212,7 @@ def test_a_second_try_before_the_first_byte(
         bad.script, fine.script = failures[how], good
         for _ in range(2):
             answer = gateway.ask(stream=stream)
-            assert (answer.status, answer.body) == (200, b"".join(STREAM) if stream else BODY)
+            assert_answer(answer, 200, b"".join(STREAM) if stream else BODY)
 
 
 @pytest.mark.cases(49)
@@ -216,6 +224,7 @@ def test_when_to_come_again_is_passed_on(gateway: Gateway, upstream: FakeBackend
 
 
 @pytest.mark.cases(49)
+@pytest.mark.feature("second upstream")
 def test_the_last_one_asked_says_when_to_come_again(
     gateways: Gateways, upstream: FakeBackend, second: FakeBackend
 ) -> None:
@@ -248,7 +257,7 @@ def test_refused_requests_do_not_shut_a_backend_out(gateway: Gateway, upstream: 
         assert {gateway.ask().status for _ in range(10)} == {status}
     upstream.script = script((ROLE, TWO, FINISH, DONE))
     answer = gateway.ask(stream=True)
-    assert (answer.status, answer.body) == (200, b"".join((ROLE, TWO, FINISH, DONE)))
+    assert_answer(answer, 200, b"".join((ROLE, TWO, FINISH, DONE)))
 
 
 HEADS = st.sampled_from([b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 500 X\r\n", b"HTTP/1.0 200 OK\r\n", b"HTTP/2 200\r\n", b""])
@@ -281,7 +290,7 @@ def test_rubbish_never_looks_like_an_answer(
     assert answer.status >= 200
     if answer.header("content-type") == "application/json":
         assert answer.whole
-    if answer.status >= 500 and not b"".join(pieces).startswith(b"HTTP/1.1 500"):
+    if gateway.ours and answer.status >= 500 and not b"".join(pieces).startswith(b"HTTP/1.1 500"):
         assert "error" in answer.json()
     if b"[DONE]" not in b"".join(pieces):
         assert b"[DONE]" not in answer.body

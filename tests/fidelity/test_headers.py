@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import select
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from tests.fidelity.frames import BODIES, BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAMS, TWO, script
 from tests.fidelity.gateway import BACKEND_KEY, CHAT, CLIENT_KEY, MESSAGES, Gateway
+from tests.fidelity.meaning import assert_same, events
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Until
 
@@ -43,11 +45,14 @@ def test_the_upstreams_request_id_comes_back(gateway: Gateway, upstream: FakeBac
 def test_errors_name_the_request_too(gateway: Gateway, upstream: FakeBackend) -> None:
     upstream.script = [Close()]
     named = {"x-request-id": "mine-8"}
-    wrong = gateway.ask(headers=named, raw=b"{"), gateway.ask(headers=named, model="nobody"), gateway.ask(headers=named)
-    assert [answer.all("x-request-id") for answer in wrong] == [["mine-8"]] * 3
+    wrong = [gateway.ask(headers=named)]
+    if gateway.ours:
+        wrong += [gateway.ask(headers=named, raw=b"{"), gateway.ask(headers=named, model="nobody")]
+    assert [answer.all("x-request-id") for answer in wrong] == [["mine-8"]] * len(wrong)
 
 
 @pytest.mark.cases(53)
+@pytest.mark.feature("client keys")
 @pytest.mark.parametrize("path", PATHS)
 def test_keys_stay_on_their_side(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
     upstream.script = [wire.whole(BODIES[path], 200, "application/json", f"x-echo: {BACKEND_KEY[:0]}")]
@@ -72,9 +77,9 @@ def test_what_is_between_client_and_proxy_stays_there(gateway: Gateway, upstream
         "keep-alive": "timeout=private",
         "te": "trailers",
         "x-forwarded-for": "10.0.0.1",
-        "x-countersign-mode": "async",
-        "x-data-parallel-rank": "3",
     }
+    if gateway.ours:
+        private |= {"x-countersign-mode": "async", "x-data-parallel-rank": "3"}
     assert gateway.ask(headers=private).status == 200
     names = set(upstream.last.headers)
     assert not names & {name.encode() for name in private if name not in ("connection", "x-forwarded-for")}
@@ -121,10 +126,11 @@ def test_length_and_coding_are_those_of_the_bytes(
     shown = answer.body
     if coded in ("gzip", "deflate"):
         shown = zlib.decompress(shown, GZIP if coded == "gzip" else zlib.MAX_WBITS)
-    assert shown == body
+    assert_same(shown, body)
 
 
 @pytest.mark.cases(56)
+@pytest.mark.feature("reads streams")
 @pytest.mark.parametrize("path", PATHS)
 def test_no_compression_is_asked_for(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
     upstream.script = script(STREAMS[path])
@@ -134,7 +140,7 @@ def test_no_compression_is_asked_for(gateway: Gateway, upstream: FakeBackend, pa
 
 @pytest.mark.cases(56)
 @pytest.mark.parametrize("path", PATHS)
-def test_a_compressed_stream_is_undone_event_by_event(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
+def test_a_compressed_stream_comes_event_by_event(gateway: Gateway, upstream: FakeBackend, path: str) -> None:
     squeeze = zlib.compressobj(wbits=GZIP)
     frames = STREAMS[path]
     seen = threading.Event()
@@ -143,11 +149,16 @@ def test_a_compressed_stream_is_undone_event_by_event(gateway: Gateway, upstream
     end = [wire.chunk(squeeze.flush()), wire.LAST_CHUNK]
     upstream.script = [head, *packed[:2], Until(seen), *packed[2:], *end]
     with gateway.call(path, stream=True) as call:
-        call.until(b"".join(frames[:2]))
-        seen.set()
-        answer = call.answer()
-    assert answer.header("content-encoding") in ("", "identity")
-    assert answer.body == b"".join(frames)
+        coded = call.head().header("content-encoding") not in ("", "identity")
+        assert not (coded and gateway.ours)
+        expand = zlib.decompressobj(wbits=GZIP)
+        shown = b""
+        for piece in call.pieces():
+            shown += expand.decompress(piece) if coded else piece
+            if len(events(shown)) >= 2:
+                seen.set()
+    assert seen.is_set()
+    assert_same(shown, b"".join(frames))
 
 
 @pytest.mark.cases(57)
@@ -162,7 +173,7 @@ def test_a_stream_has_one_framing(gateway: Gateway, upstream: FakeBackend, path:
         assert answer.all("content-length") == []
         assert answer.all("transfer-encoding") == ["chunked"]
         assert answer.header("content-type").startswith("text/event-stream")
-        assert answer.body == b"".join(STREAMS[path])
+        assert_same(answer.body, b"".join(STREAMS[path]))
 
 
 @pytest.mark.cases(58)
@@ -181,12 +192,15 @@ def test_a_large_request_arrives_whole_and_once(
             answer = call.answer()
     else:
         answer = gateway.ask(raw=raw)
-    assert answer.body == BODY
+    assert_same(answer.body, BODY)
     assert len(upstream.requests) == 1
-    assert raw[raw.index(b'"x_padding"') + 12 : -1].strip() in upstream.last.body
+    padding = raw[raw.index(b'"x_padding"') + 12 : -1].strip()
+    if padding not in upstream.last.body:
+        assert_same(json.dumps(json.loads(upstream.last.body)["x_padding"]).encode(), padding)
 
 
 @pytest.mark.cases(59)
+@pytest.mark.feature("body limit")
 def test_a_request_that_is_too_large_is_not_read(gateway: Gateway, upstream: FakeBackend) -> None:
     started = time.monotonic()
     with gateway.call(CHAT, {"content-length": str(10 * 1024**3)}, raw=b'{"model": "') as call:
@@ -201,6 +215,7 @@ def test_a_request_that_is_too_large_is_not_read(gateway: Gateway, upstream: Fak
 
 
 @pytest.mark.cases(59)
+@pytest.mark.feature("body limit")
 def test_a_request_that_grows_too_large_is_not_read_on(gateway: Gateway, upstream: FakeBackend) -> None:
     sent = 0
     with gateway.call(CHAT, {"transfer-encoding": "chunked"}, raw=b"") as call:
@@ -230,22 +245,25 @@ def test_one_server_one_date_one_type(gateway: Gateway, upstream: FakeBackend, p
     answer = gateway.ask(path, stream=stream)
     assert len(answer.all("server")) <= 1
     assert len(answer.all("date")) == 1
-    assert answer.all("content-type") == [kind]
-    assert answer.body == body
+    assert [value.replace("; ", ";") for value in answer.all("content-type")] == [kind.replace("; ", ";")]
+    assert_same(answer.body, body)
 
 
 @pytest.mark.cases(60)
 def test_errors_of_the_gateway_are_json(gateway: Gateway, upstream: FakeBackend) -> None:
     for answer in (gateway.ask(raw=b"{"), gateway.ask(model="nobody"), gateway.ask("/v1/nothing")):
-        assert 400 <= answer.status < 500
-        assert answer.all("content-type") == ["application/json"]
         assert len(answer.all("date")) == 1
-        assert {"message", "type"} <= answer.json()["error"].keys()
-    assert upstream.requests == []
+        assert len(answer.all("server")) <= 1
+        if answer.body[:1] == b"{":
+            assert answer.all("content-type") == ["application/json"]
+        if gateway.ours:
+            assert 400 <= answer.status < 500
+            assert {"message", "type"} <= answer.json()["error"].keys()
+    assert upstream.requests == [] or not gateway.ours
 
 
 @pytest.mark.cases(57)
 def test_a_stream_until_the_connection_closes(gateway: Gateway, upstream: FakeBackend) -> None:
     frames = (ROLE, ONE, TWO, FINISH, DONE)
     upstream.script = lambda request: [wire.head(200, "text/event-stream", "connection: close"), *frames, Close()]
-    assert gateway.ask(stream=True).body == b"".join(frames)
+    assert_same(gateway.ask(stream=True).body, b"".join(frames))
