@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("proxy.serve", "run the proxy"),
     "worker": ("verifier_pool.worker", "run a verifier worker"),
     "calibrate": ("benchmarks.calibration.command", "measure a profile on a trusted backend"),
+    "keys": ("verifier_pool.keys_command", "make client keys, list and revoke them, and see what they used"),
     "standing": ("verifier_pool.standing_command", "what is known about each backend; quarantine or pardon one"),
     "queue": (
         "verifier_pool.queue_command",

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from policies.settings import Settings
-from proxy.api import backends, errors, routes
+from proxy.api import backends, errors, keys, routes
 from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.services import Drain, Services, check_addresses, load_tokenizers
@@ -42,5 +42,6 @@ def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -
     )
     app.include_router(routes.router)
     app.include_router(backends.router)
+    app.include_router(keys.router)
     errors.install(app)
     return app

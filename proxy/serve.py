@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from redis.exceptions import RedisError
 from starlette.types import ASGIApp
 
 from policies.errors import CountersignError, SettingsError
@@ -22,11 +23,14 @@ from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.embedded import EmbeddedValkey
 from proxy.services import Drain
+from verifier_pool import connection
+from verifier_pool.keys import KEYS
 
 logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _SHUTDOWN_SECONDS = 5
+_ANSWER_SECONDS = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
                 raise SettingsError("durability.replicas", "0 without a redis_url: the embedded Valkey has none")
             folder = embedded_dir(settings, os.environ)
             stack.enter_context(EmbeddedValkey(folder, always=settings.durability.aof))
+        if not is_loopback(listening.getsockname()[0]):
+            _check_keys(settings, url)
         _serve(settings, url, listening)
     return 0
 
@@ -113,6 +119,24 @@ def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None
     _Server(uvicorn_config(app), drain).run(sockets=[listening])
 
 
+def _check_keys(settings: Settings, redis_url: str) -> None:
+    """Whether there is a client key, in the settings or in Redis, without which no other machine may ask.
+
+    Raises SettingsError.
+    """
+    if settings.keys:
+        return
+    why = f"because {settings.host!r} is open to other machines (`countersign keys create` makes one)"
+    with contextlib.closing(connection.connect(redis_url, timeout=_ANSWER_SECONDS)) as redis:
+        try:
+            if redis.hlen(KEYS):
+                return
+        except (RedisError, OSError) as error:
+            expected = f"at least one client key, {why}; whether Redis has one it does not say"
+            raise SettingsError("keys", f"{expected} ({type(error).__name__})") from error
+    raise SettingsError("keys", f"at least one client key, {why}")
+
+
 def _bind(settings: Settings) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -120,8 +144,6 @@ def _bind(settings: Settings) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         raise SettingsError("host", f"an address of this machine, not {settings.host!r}") from error
-    if not settings.keys and not is_loopback(str(address[0])):
-        raise SettingsError("keys", f"at least one client key, because {settings.host!r} is open to other machines")
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

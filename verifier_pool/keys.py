@@ -17,12 +17,13 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 from redis import Redis
 
-from policies.settings import StoredKey, hash_key
+from policies.settings import ClientKey, StoredKey, hash_key
+from verifier_pool.limit_scripts import SHOW
 from verifier_pool.queue import PREFIX
 
 KEYS = PREFIX + "keys"
@@ -92,12 +93,38 @@ def issue(name: str, created: float, **more: Any) -> tuple[str, StoredKey]:
     return text, StoredKey(name=name, sha256=hash_key(text), prefix=prefix, created=created, **more)
 
 
+def described(key: ClientKey, now: float) -> dict[str, Any]:
+    """What there is to say of a key, as JSON; nothing that would let anybody in."""
+    limits = None if key.limits is None else key.limits.model_dump(exclude_none=True)
+    found = {"name": key.name, "admin": key.admin, "operator": key.operator, "limits": limits}
+    if not isinstance(key, StoredKey):
+        return {**found, "from": "settings", "state": "active"}
+    state = "revoked" if key.revoked is not None else "active" if key.usable(now) else "expired"
+    times = {"created": key.created, "expires": key.expires, "revoked": key.revoked}
+    return {**found, "from": "redis", "state": state, "prefix": key.prefix, **times}
+
+
+class Use(NamedTuple):
+    """What is counted of a key now, as `limit_scripts.SHOW` answers it: requests and tokens let in within the last
+    minute; requests under way and tokens of the budget held for them; tokens and requests charged in the budget's
+    period, and ms until that ends (−1 is never)."""
+
+    requests: int
+    tokens: int
+    under_way: int
+    held: int
+    charged: int
+    charged_requests: int
+    ends: int
+
+
 class KeyStore:
     """The keys in Redis, for a command at a terminal."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._change = redis.register_script(CHANGE)
+        self._show = redis.register_script(SHOW)
 
     def all(self) -> tuple[list[StoredKey], int]:
         """See `read`."""
@@ -113,6 +140,10 @@ class KeyStore:
         """Put a record in the place of what was stored; false when that has changed."""
         keys, arguments = change_arguments(name, before, after)
         return bool(self._change(keys=keys, args=arguments))
+
+    def use(self, key: ClientKey, every: str) -> Use:
+        """What is counted of it; `every` is its budget's period."""
+        return Use(*map(int, self._show(keys=list(counted_keys(id_of(key.sha256))), args=[every])))
 
     def forget_counts(self, key: StoredKey) -> None:
         """Drop what was counted of it."""

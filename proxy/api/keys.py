@@ -1,0 +1,156 @@
+"""Client keys over HTTP, for admin keys only: make one, list them, see what one uses, revoke it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+
+from policies.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
+from policies.settings import ClientKey, LimitSettings, StoredKey
+from proxy.api.backends import Admin
+from proxy.api.routes import TheServices
+from proxy.relay.asgi import ClientLeft, read_body
+from proxy.services import Services, header_map
+from verifier_pool import keys
+from verifier_pool.keys import Use, counted_keys, described, id_of
+from verifier_pool.limit_scripts import SHOW
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 16 * 1024
+_FIELDS = '{"name": text, "admin", "operator": true or false, "limits": {…} or null, "expires": Unix seconds or null}'
+
+router = APIRouter(prefix="/v1/keys")
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """A key to be made; without limits it has those of the settings."""
+
+    name: str
+    admin: bool = False
+    operator: bool = False
+    limits: dict[str, Any] | None = None
+    expires: float | None = None
+
+
+_wanted = msgspec.json.Decoder(_Wanted)
+
+
+@router.get("")
+async def listed(services: TheServices, admin: Admin) -> dict[str, Any]:
+    """Every key, of the settings and of Redis; nothing that would let anybody in."""
+    _, stored = await services.store.keys(None)
+    found, _ = keys.read(stored or ())
+    return {"object": "list", "data": [_shown(key) for key in (*services.settings.keys, *found)]}
+
+
+@router.post("", status_code=201)
+async def create(request: Request, services: TheServices, admin: Admin) -> dict[str, Any]:
+    """Make a key. Its text is in this answer and in no other."""
+    wanted = await _read(request)
+    if wanted.expires is not None and not time.time() < wanted.expires < 1e11:
+        raise InvalidRequest("`expires` is a Unix second in the future", param="expires")
+    try:
+        limits = None if wanted.limits is None else LimitSettings.model_validate(wanted.limits)
+    except ValidationError as error:
+        raise InvalidRequest(_first(error), param="limits") from error
+    try:
+        text, key = keys.issue(
+            wanted.name,
+            time.time(),
+            admin=wanted.admin,
+            operator=wanted.operator,
+            limits=limits,
+            expires=wanted.expires,
+        )
+    except ValidationError as error:
+        raise InvalidRequest(_first(error), param="name") from error
+    taken = key.name in [each.name for each in services.settings.keys]
+    if taken or not await _change(services, key.name, b"", key):
+        raise Conflict("there is a key of that name", param="name")
+    logger.warning("a key was made", extra={"key": key.name, "admin": key.admin, "by": admin.name})
+    return {**_shown(key), "key": text}
+
+
+@router.get("/{name}")
+async def one(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
+    """One key, and what is counted of it."""
+    key = await _known(services, name)
+    limits = key.limits if key.limits is not None else services.settings.limits
+    said = await services.store.call(services.store.script(SHOW), counted_keys(id_of(key.sha256)), [limits.every])
+    return {**_shown(key), "applies": limits.model_dump(exclude_none=True), "use": _use(Use(*map(int, said)))}
+
+
+@router.delete("/{name}")
+async def revoke(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
+    """Let nobody in by this key any more; every proxy knows within two seconds, this one at once."""
+    key = await _known(services, name)
+    if not isinstance(key, StoredKey):
+        raise Conflict("this key is in the settings, and can only be taken out there")
+    if key.revoked is None:
+        before = await services.store.key(name)
+        key = key.model_copy(update={"revoked": time.time()})
+        if before is None or not await _change(services, name, before, key):
+            raise Conflict("the key was changed just now; nothing was done, try again")
+        logger.warning("a key was revoked", extra={"key": key.name, "by": admin.name})
+    return _shown(key)
+
+
+async def _known(services: Services, name: str) -> ClientKey:
+    for each in services.settings.keys:
+        if each.name == name:
+            return each
+    stored = await services.store.key(name)
+    found, _ = keys.read([stored] if stored is not None else [])
+    if not found:
+        raise NotFound("there is no such key", code="key_not_found")
+    return found[0]
+
+
+async def _change(services: Services, name: str, before: bytes, after: StoredKey) -> bool:
+    """See `keys.CHANGE`; this proxy then knows."""
+    names, arguments = keys.change_arguments(name, before.decode(), after)
+    done = bool(await services.store.call(services.store.script(keys.CHANGE), names, arguments))
+    try:
+        await services.registry.look()
+    except StoreUnavailable:
+        logger.warning("redis went away after a key was changed; this proxy learns of it later")
+    return done
+
+
+async def _read(request: Request) -> _Wanted:
+    """The body. It has to call itself JSON, which a web page from elsewhere cannot (see `proxy.api.backends`)."""
+    headers = header_map(request.scope["headers"])
+    if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+        raise InvalidRequest("the content-type is application/json")
+    try:
+        return _wanted.decode(await read_body(request.receive, headers, _MOST_BYTES))
+    except ClientLeft as error:
+        raise InvalidRequest("the request body did not arrive") from error
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is {_FIELDS}") from error
+
+
+def _first(error: ValidationError) -> str:
+    """What is wrong, without the value."""
+    first = error.errors()[0]
+    return f"{_path(first['loc'])}: {first['msg']}"
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    return ".".join(map(str, parts)) or "limits"
+
+
+def _shown(key: ClientKey) -> dict[str, Any]:
+    return {"object": "key", **described(key, time.time())}
+
+
+def _use(use: Use) -> dict[str, Any]:
+    ends = None if use.ends < 0 else round(time.time() + use.ends / 1000)
+    return {**use._asdict(), "ends": ends}
