@@ -39,6 +39,10 @@ class Cost:
         return min(sum(max(count, 0) for count in counts), self.cap)
 
 
+NOTHING = Cost(0, 0, 0)
+"""A request that takes no tokens."""
+
+
 def cost(
     prompt_bytes: int,
     *,

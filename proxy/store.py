@@ -144,8 +144,8 @@ class Store:
         async with self._asking_aside():
             return await script(keys=list(keys), args=list(arguments))
 
-    async def call_all(self, calls: Iterable[Call], mark: str) -> None:
-        """Call scripts, all or none, and leave a mark (a key that is kept for ten minutes) that it was done.
+    async def call_all(self, calls: Iterable[Call], mark: tuple[str, str]) -> None:
+        """Call scripts, all or none, and leave a mark that it was done: a key and its value, for an hour.
 
         Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
         """
@@ -153,15 +153,16 @@ class Store:
             pipeline = self._redis.pipeline(transaction=True)
             for script, keys, arguments in calls:
                 await script(keys=list(keys), args=list(arguments), client=pipeline)
-            pipeline.set(mark, b"", ex=600)
+            pipeline.set(*mark, ex=3600)
             answers = await pipeline.execute(raise_on_error=False)
         if failed := [each for each in answers if isinstance(each, Exception)]:
             logger.error("redis refuses", extra={"count": len(failed), "error": type(failed[0]).__name__})
 
-    async def has(self, key: str) -> bool:
-        """Whether there is such a key. Raises StoreUnavailable."""
+    async def marked(self, mark: tuple[str, str]) -> bool:
+        """Whether this is the mark that was left last. Raises StoreUnavailable."""
+        key, value = mark
         async with self._asking_aside():
-            return bool(await self._redis.exists(key))
+            return cast("bytes | None", await self._redis.get(key)) == value.encode()
 
     async def keys(self, known: bytes | None) -> tuple[bytes | None, list[bytes] | None]:
         """The version of the client keys, and all of them unless it is `known` (None). Raises StoreUnavailable."""

@@ -8,7 +8,7 @@ and, by the key's id, with a TTL where nothing else is said:
     limit:ID      hash: `r` and `t`, requests and tokens let in lately (msgpack: time in ms, amount, …), `h` the tokens
                   of the budget that are held for requests under way, and of each of those `l:LEASE` its part
     leases:ID     sorted set of requests under way, scored by the millisecond at which they count as lost
-    settled:MARK  says that a batch of requests was settled, so that none is twice
+    settled:MARK  which batch of a proxy's requests was settled last, so that none is twice
     spent:ID      hash: `period`, and the `tokens` and `requests` charged in it; no TTL where the period never ends
 """
 
@@ -61,9 +61,9 @@ def counted_keys(id: str) -> tuple[str, str, str]:
     return f"{PREFIX}limit:{id}", f"{PREFIX}leases:{id}", f"{PREFIX}spent:{id}"
 
 
-def settled_key(mark: str) -> str:
-    """Key of the mark of a batch."""
-    return f"{PREFIX}settled:{mark}"
+def settled_key(proxy: str) -> str:
+    """Key of a proxy's mark."""
+    return f"{PREFIX}settled:{proxy}"
 
 
 def read(stored: Iterable[bytes]) -> tuple[list[StoredKey], int]:

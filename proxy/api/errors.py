@@ -31,7 +31,7 @@ def _respond(error: ApiError, status: int | None = None, headers: dict[str, str]
 
 def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return _respond(error)
+    return _respond(error, headers={"retry-after": "1"} if error.status == 503 else None)
 
 
 def _store_unavailable(request: Request, error: Exception) -> JSONResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from policies.limits import Cost, cost
+from policies.limits import NOTHING, Cost, cost
 from policies.settings import ModelSettings
 from proxy.relay.body import Body
 from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS
@@ -12,7 +12,6 @@ from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS
 _PROMPT = ("messages", "prompt", "input", "instructions", "system", "tools", "functions", "documents")
 _ANSWERING = frozenset({"chat", "completions", "/v1/responses", "/v1/messages"})
 _FREE = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
-_NOTHING = Cost(0, 0, 0)
 _MEDIA = re.compile(rb'"(?:image_url|input_image|image|input_audio|audio_url|video_url|media_type)"\s*:')
 _EMBEDDED = re.compile(rb'"data:[^"\\]*"')
 _BASE64 = re.compile(rb'"[A-Za-z0-9+/=]{1024,}"')
@@ -21,7 +20,7 @@ _BASE64 = re.compile(rb'"[A-Za-z0-9+/=]{1024,}"')
 def cost_of(body: Body, model: ModelSettings) -> Cost:
     """What a request may cost. Nothing where an endpoint only counts; no answer where it gives none."""
     if body.endpoint in _FREE:
-        return _NOTHING
+        return NOTHING
     size, media = _prompt(body)
     answer = body.most_tokens if body.endpoint in _ANSWERING else 0
     if answer is None and body.endpoint == "completions":

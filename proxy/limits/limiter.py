@@ -74,8 +74,11 @@ class Limiter:
         self._running: set[Admission] = set()
         self._owed: deque[Call] = deque(maxlen=_MOST_OWED)
         self._batch: list[Call] = []
+        self._marks = settled_key(secrets.token_hex(8)), settled_key(secrets.token_hex(8))
         self._mark = ""
         self._owing = asyncio.Event()
+        # A request that is renewed as it ends must not come back to life.
+        self._turn = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -142,14 +145,18 @@ class Limiter:
     async def _pay(self) -> None:
         """Settle everything that is owed. Raises StoreUnavailable; what may or may not be done is then asked about."""
         while self._batch or self._owed:
-            if not self._batch:
-                self._batch = [self._owed.popleft() for _ in range(min(len(self._owed), _AT_ONCE))]
-                self._mark = settled_key(secrets.token_hex(8))
-            elif await self._store.has(self._mark):
-                self._batch = []
-                continue
-            await self._store.call_all(self._batch, self._mark)
+            async with self._turn:
+                await self._pay_some()
+
+    async def _pay_some(self) -> None:
+        if not self._batch:
+            self._batch = [self._owed.popleft() for _ in range(min(len(self._owed), _AT_ONCE))]
+            self._mark = secrets.token_hex(8)
+        elif await self._store.marked((self._marks[0], self._mark)):
             self._batch = []
+            return
+        await self._store.call_all(self._batch, (self._marks[0], self._mark))
+        self._batch = []
 
     async def _renewing(self) -> None:
         while True:
@@ -157,7 +164,8 @@ class Limiter:
             running = [each for each in self._running if each.at]
             for first in range(0, len(running), _AT_ONCE):
                 with contextlib.suppress(StoreUnavailable):
-                    await self._keep(running[first : first + _AT_ONCE])
+                    async with self._turn:
+                        await self._keep(running[first : first + _AT_ONCE])
 
     async def _keep(self, running: Iterable[Admission]) -> None:
         """Say that these requests are still under way, and what they took since."""
@@ -171,7 +179,7 @@ class Limiter:
             arguments: list[str | int] = [each.lease, int(LEASE * 1000), more, limits.every, int(bool(limits.tokens))]
             calls.append((self._renew, counted_keys(each.client.id), arguments))
         if calls:
-            await self._store.call_all(calls, settled_key(secrets.token_hex(8)))
+            await self._store.call_all(calls, (self._marks[1], ""))
 
 
 def _asked(limits: LimitSettings, lease: str, cost: Cost) -> list[str | int]:

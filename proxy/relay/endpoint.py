@@ -19,11 +19,11 @@ from policies.errors import (
     RateLimited,
     RequestTooLarge,
 )
-from policies.limits import Cost
+from policies.limits import NOTHING, Cost
 from policies.settings import BoundsSettings
 from proxy.api.auth import Client
 from proxy.generation import Generation
-from proxy.limits.answer import telling
+from proxy.limits.answer import Headers, telling
 from proxy.limits.estimate import cost_of
 from proxy.limits.limiter import Admission
 from proxy.relay import headers as names
@@ -52,34 +52,25 @@ class RelayEndpoint:
         services.metrics.in_flight.add(1)
         try:
             try:
-                admitted = await self._admit(services, scope, headers, receive, send)
-            except ClientLeft:
-                return
-            except RateLimited as error:
-                await answer_error(telling(send, error.headers), error, [*names.echoed(headers), *_closing(services)])
-                return
-            except RequestTooLarge as error:
-                await refuse_body(receive, send, error, names.echoed(headers))
-                return
+                client = await _authenticate(services, scope, headers)
             except ApiError as error:
                 await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
                 return
-            exchange = admitted.exchange
             try:
-                await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
-            finally:
-                if admitted.admission is not None:
-                    services.limiter.settle(admitted.admission, admitted.admission.used())
+                admitted = await self._admit(services, client, headers, receive, send)
+            except ClientLeft:
+                return
+            except ApiError as error:
+                await _refuse(services, client, headers, receive, send, error)
+                return
+            await _serve(services, admitted, receive)
         finally:
             services.metrics.in_flight.add(-1)
             services.drain.in_flight -= 1
 
     async def _admit(
-        self, services: Services, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+        self, services: Services, client: Client, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> _Admitted:
-        if services.drain.draining:
-            raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
-        client = await _authenticate(services, scope, headers)
         mode = _mode(headers, services.settings.verification.mode)
         hint = _hint(headers, client)
         body = await self._read(services.settings.bounds, headers, receive)
@@ -117,6 +108,37 @@ class _Admitted:
     admission: Admission | None = None
 
 
+async def _serve(services: Services, admitted: _Admitted, receive: Receive) -> None:
+    exchange, admission = admitted.exchange, admitted.admission
+    try:
+        await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
+    finally:
+        if admission is not None:
+            services.limiter.settle(admission, admission.used())
+
+
+async def _refuse(
+    services: Services, client: Client, headers: Mapping[bytes, bytes], receive: Receive, send: Send, error: ApiError
+) -> None:
+    """Answer with an error; for a client with limits that is one of its requests, too."""
+    unread = isinstance(error, RequestTooLarge)
+    told: Headers = ()
+    if client.limits is not None:
+        try:
+            if isinstance(error, RateLimited):
+                raise error
+            admission = await services.limiter.admit(client, NOTHING)
+            services.limiter.settle(admission, 0)
+            told = admission.headers
+        except RateLimited as limited:
+            error, told = limited, limited.headers
+        send = telling(send, told)
+    if unread:
+        await refuse_body(receive, send, error, names.echoed(headers))
+    else:
+        await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
+
+
 def _taken(exchange: Exchange, cost: Cost) -> int:
     """Tokens that the client is charged for: of what it got, and nothing where it got nothing."""
     used = exchange.used()
@@ -124,6 +146,9 @@ def _taken(exchange: Exchange, cost: Cost) -> int:
 
 
 async def _authenticate(services: Services, scope: Scope, headers: Mapping[bytes, bytes]) -> Client:
+    """Who is asking. Raises ApiError, where nobody is served any more, too."""
+    if services.drain.draining:
+        raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
     try:
         return await services.keys.authenticate(_with_bearer(headers), scope["client"])
     except (AuthenticationFailed, KeysUnavailable) as error:
