@@ -45,7 +45,7 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
     if bool(masked.any()):
         if _grammar.unasked(evidence):
             text = "entries are masked (−9999): the server's own grammar for tools, which `models` does not declare?"
-            findings.append(undecided(_grammar.SERVERS, text))
+            findings.append(undecided("masked_by_server", text))
         elif not evidence.sampling.grammar:
             text = "entries are masked (−9999), yet no grammar was asked for"
             findings.append(withheld("masked_without_grammar", text))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ from policies.spelling import Spelling
 
 _OFF = (False, 0, "0", "false", "f", "no", "n", "off")
 _HALF = "\ufffd"
+MOST_MARKS = 256
+"""Pieces of markup at which a text is tried to begin."""
 _TAG = re.compile(r"</?[\w:|-]{1,40}/?>")
 
 
@@ -95,7 +98,7 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
             found = [_end_findings(evidence, reading, stops, known) for reading in matching]
             fewest = min(found, key=lambda findings: len(findings))
             return Delivered(tuple(fewest), compared=True)
-        if not _may_be_parsed(evidence, asked):
+        if not _may_be_parsed(evidence, asked) and not _cut_at_markup(evidence, readings, spelling):
             return Delivered((rejected("text_mismatch", _difference(evidence, readings[0])),), compared=True)
     for reading in readings:
         named = isinstance(asked.tool_choice, dict)
@@ -210,6 +213,21 @@ def _same_but_markup(evidence: Evidence, spelled: str, spelling: Spelling) -> bo
         return True
     at = rest.find(bare) if bare else -1
     return at >= 0 and not _TAG.sub("", rest[:at] + rest[at + len(bare) :]).strip()
+
+
+def _cut_at_markup(evidence: Evidence, readings: list[Reading], spelling: Spelling) -> bool:
+    """Whether the text is what stands between two pieces of markup, or one and an end. Parsers of reasoning drop what
+    comes before the tag that begins it, and where nothing is in it show no reasoning either."""
+    bare, markup = evidence.text.strip(), _markup(spelling).pattern
+    if evidence.endpoint != "chat" or not bare:
+        return False
+    before, after = re.compile(rf"(?:{markup})\s*"), re.compile(rf"\s*(?:{markup}|\Z)")
+    for reading in readings:
+        text = reading.text
+        begins = [len(text) - len(text.lstrip()), *(mark.end() for mark in islice(before.finditer(text), MOST_MARKS))]
+        if any(text.startswith(bare, at) and after.match(text, at + len(bare)) for at in begins):
+            return True
+    return False
 
 
 def _markup(spelling: Spelling) -> re.Pattern[str]:

@@ -17,8 +17,6 @@ import numpy as np
 from policies._request import extras
 from policies.evidence import MASKED, Evidence
 
-SERVERS = "masked_by_server"
-
 
 def unasked(evidence: Evidence) -> bool:
     """Whether entries are masked that only the server's own grammar for tools can have masked."""
@@ -46,5 +44,5 @@ def obstacle(evidence: Evidence) -> tuple[str, bool]:
     if evidence.sampling.grammar:
         return "grammar: a grammar masked the logits, the reference's are unmasked", True
     if unasked(evidence):
-        return f"{SERVERS}: the logits are masked, yet no grammar was asked for or declared", False
+        return "masked_by_server: the logits are masked, yet no grammar was asked for or declared", False
     return "", False

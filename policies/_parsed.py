@@ -19,6 +19,7 @@ MOST_PIECES = 4
 CALL_ROOM = 128
 """Characters of markup around each tool call, besides its name and arguments, which may be spelled at length."""
 _TAKEN = "\0"
+_MARK = "\1"
 _WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
 """What some templates write between reasoning and content without a tag."""
 _BEGUN = re.compile(r"<[\w:|]{0,40}(?:>[^<\0]*)?$")
@@ -40,6 +41,12 @@ def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished:
         finished: the answer is whole; otherwise its end may be missing.
         named: the request forces a call by name.
     """
+    # A piece that looks like a bit of markup is no bit of it, as long as there is another place for it.
+    bare = markup.sub(lambda found: _MARK * len(found[0]), text)
+    return any(_made_of(evidence, each, markup, finished=finished, named=named) for each in (bare, text))
+
+
+def _made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool, named: bool) -> bool:
     most = MOST_PIECES + len(evidence.tool_calls)
     rest = text
     for part in (evidence.reasoning, evidence.text):
@@ -48,7 +55,7 @@ def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished:
             return False
         rest = others
     whole = _BEGUN.sub("", rest) if evidence.finish_reason == "length" else rest
-    left = _WORDS.sub("", markup.sub("", whole.replace(_TAKEN, "")))
+    left = _WORDS.sub("", markup.sub("", whole.replace(_TAKEN, "").replace(_MARK, "")))
     room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
     if finished and len("".join(left.split())) > room:
         return False

@@ -8,6 +8,7 @@ calibration and no reference is needed. Measured on vLLM 0.32: 0 violations in 2
 37–62 % with the seed off by one and 1–9 % when the claim comes from a second pass of the true model. A grammar masks
 logits before the sampler and before the logprobs alike, so the null holds there too; logit bias, allowed ids, bad
 words, `min_tokens` and the additive penalties are replayed (`policies._processors`), a repetition penalty is not.
+A thinking budget forces a few tokens, which are excused where they stand together; every other one is checked.
 
 The margin is Token-DiFR's (arXiv 2511.20621) with the claim in place of a replay, which makes its null exact.
 
@@ -26,6 +27,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from policies import _grammar, _race, noise, seedfree
 from policies._processors import Processed, bad_word_ids, process
@@ -60,6 +63,10 @@ answer of a backend that changed its runtime is no fraud, and a cheat escapes by
 SPECULATIVE_STANDING = "trial"
 """Highest standing of a backend declared speculative: at T > 0 its tokens are never tied to a seed."""
 
+FORCED_TOKENS = 32
+"""Tokens, at most, by which a server ends reasoning that is over its budget (`--reasoning-config`)."""
+BUDGET = "not_replayed: the request sets thinking_token_budget"
+
 _CHANGED = "runtime_changed"
 
 
@@ -89,20 +96,22 @@ def check(
     tokens = len(evidence.output_ids)
     evidence = _grammar.as_masked(evidence)
     excuse = not_replayable(evidence, eos_token_ids, bad_words)
-    if excuse:
+    seedless = evidence.speculative and evidence.sampling.temperature > 0
+    if excuse and (seedless or excuse != BUDGET):
         # The request is no excuse where the backend could not have been tested anyway.
-        untestable = declaration_expired or (evidence.speculative and evidence.sampling.temperature > 0)
+        untestable = declaration_expired or seedless
         return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=not untestable, metrics={"tokens": tokens})
     obstacle = _obstacle(evidence, declaration_expired)
     if obstacle:
         return Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens})
     claim = processed(evidence, eos_token_ids, bad_words)
     vocab_size = vocab_size or MOST_TOKENS
-    if evidence.speculative and evidence.sampling.temperature > 0:
+    if seedless:
         return seedfree.check(evidence, claim, vocab_size)
     outcome = _race.run(evidence, claim, evidence.runtime, vocab_size)
     changed = _changed(evidence, claim, vocab_size) if outcome.violation.any() else None
-    return _judged(outcome, tokens, changed)
+    forced = _forced(outcome, evidence) if excuse else 0
+    return _judged(outcome, tokens, changed, forced)
 
 
 def fit(
@@ -210,7 +219,19 @@ def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str
     return name, chance
 
 
-def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None) -> Check:
+def _forced(outcome: Outcome, evidence: Evidence) -> int:
+    """Violations that a thinking budget explains: vLLM ends the reasoning by a few tokens of its own, the same each
+    time. Those are the stretch of the answer that holds the most violations, and more tokens like them."""
+    at = np.flatnonzero(outcome.violation)
+    if not len(at):
+        return 0
+    within = np.searchsorted(at, at + FORCED_TOKENS) - np.arange(len(at))
+    first = int(within.argmax())
+    ids = evidence.output_ids[at]
+    return int(np.isin(ids, ids[first : first + within[first]]).sum())
+
+
+def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None, forced: int) -> Check:
     violations = int(outcome.violation.sum())
     skipped = int(outcome.skipped.sum())
     checked = tokens - skipped
@@ -232,7 +253,9 @@ def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None) ->
             if chance > math.log(FIT_LEVEL):
                 reason = f"runtime_unclear: {words}, but they fit {name}, and are too few to tell"
             return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
-        level = binomial_tail(tokens, CONTAMINATION, violations)
+        if violations == forced:
+            return Check(NAME, Result.INCONCLUSIVE, BUDGET, by_request=True, metrics=metrics)
+        level = binomial_tail(tokens, CONTAMINATION, violations - forced)
         if level > REJECT_LEVEL:
             return Check(NAME, Result.INCONCLUSIVE, f"few_violations: {words}", metrics=metrics)
         return Check(NAME, Result.REJECT, f"not_sampled_from_claim: {words}", level=level, metrics=metrics)

@@ -137,13 +137,11 @@ def test_parameters_that_are_not_replayed_are_named(changes: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        (b'{"thinking_token_budget": 0}', "thinking_token_budget"),
-        (rb'{"thinking\u005ftoken_budget": 64}', "thinking_token_budget"),
+        (rb'{"water\u006darking": true}', "watermarking"),
         (b'{"messages": [], "watermarking": true}', "watermarking"),
     ],
 )
-def test_request_fields_that_force_tokens_or_change_the_noise_are_named(body: bytes, word: str) -> None:
-    # A reasoning budget makes vLLM write the end of the reasoning whatever was drawn.
+def test_request_fields_that_change_the_noise_are_named(body: bytes, word: str) -> None:
     wrong = reseeded(recorded.gpu("T1")[0], seed=1)
     check = selection.check(dataclasses.replace(wrong, request=body))
     assert check.result is Result.INCONCLUSIVE
@@ -151,6 +149,35 @@ def test_request_fields_that_force_tokens_or_change_the_noise_are_named(body: by
     assert word in check.reason
     for other in (b"", b"{", b'"watermarking"', b'{"watermarking": false, "thinking_token_budget": null}'):
         assert selection.check(dataclasses.replace(wrong, request=other)).result is Result.REJECT
+
+
+BUDGET = b'{"thinking_token_budget": 20}'
+
+
+def test_tokens_that_a_thinking_budget_forces_are_excused_and_no_others_are() -> None:
+    honest = dataclasses.replace(recorded.gpu("T0")[0], request=BUDGET)
+    assert selection.check(honest).result is Result.PASS
+    rows = np.arange(len(honest.output_ids))
+    once, twice = [40, 41, 42], [40, 41, 42, 90, 91, 92]
+
+    def at(places: list[int], ids: int | None = None) -> Evidence:
+        output, claim = honest.output_ids.copy(), honest.claim_ids.copy()
+        for order, row in enumerate(places):
+            output[row] = claim[row, 0] = 7000 + (order % 3) + (0 if ids is None else ids * (order // 3))
+        lower = np.where(np.isin(rows, places), np.float32(-15), honest.claim_logprobs[:, 0])
+        logprobs = np.column_stack([lower, honest.claim_logprobs[:, 1:]])
+        return dataclasses.replace(honest, output_ids=output, claim_ids=claim, claim_logprobs=logprobs)
+
+    for places in (once, twice):
+        check = selection.check(at(places))
+        assert (check.result, check.by_request) == (Result.INCONCLUSIVE, True)
+        assert check.reason.startswith("not_replayed")
+        assert check.metrics["violations"] == len(places)
+        assert selection.check(dataclasses.replace(at(places), request=b"{}")).result is Result.REJECT
+    assert selection.check(at(twice, ids=10)).result is Result.REJECT
+    # A cheap model's answer under a budget loses everywhere, and so does one drawn by another seed.
+    budget = dataclasses.replace(reseeded(recorded.gpu("T1")[0], seed=1), request=BUDGET)
+    assert selection.check(budget).result is Result.REJECT
 
 
 @pytest.mark.parametrize(
