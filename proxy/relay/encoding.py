@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import zstandard
@@ -16,7 +16,7 @@ _PIECE = 64 * 1024
 class Decoder(Protocol):
     """Bytes as they came in, pieces of plain bytes of bounded size out. Raises UpstreamFailed on rubbish."""
 
-    def decode(self, data: bytes) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterable[bytes]:
         """Plain pieces for one read."""
 
     def flush(self) -> None:
@@ -26,9 +26,9 @@ class Decoder(Protocol):
 class Identity:
     """Nothing to undo."""
 
-    def decode(self, data: bytes) -> Iterator[bytes]:
+    def decode(self, data: bytes) -> Iterable[bytes]:
         """See Decoder."""
-        yield data
+        return (data,)
 
     def flush(self) -> None:
         """See Decoder."""

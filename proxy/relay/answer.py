@@ -1,0 +1,129 @@
+"""One answer on its way back: what every way of passing it on needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, UpstreamTimeout
+from policies.verification import pending, unverified
+from proxy.generation import CLIENT_ERROR, ENDPOINT, NO_ANSWER, STORE_UNAVAILABLE
+from proxy.relay import headers as names
+from proxy.relay.clock import Clock
+from proxy.relay.downlink import Downlink
+from proxy.relay.encoding import Decoder, Identity
+from proxy.relay.record import Record
+from proxy.relay.transport import UpstreamResponse
+from proxy.services import Services
+from proxy.tap.types import Tap
+
+MAX_ANSWER = 256 * 1024 * 1024
+_NO_FAULT_OF_THE_REQUEST = (408, 429)
+
+Headers = list[tuple[bytes, bytes]]
+Sink = Callable[[bytes], Awaitable[None]]
+
+
+class Answer:
+    """An answer to one client. `retried` is the id of the rejected answer that this one takes the place of.
+
+    Attributes:
+        refused: the status of an error that came instead of an answer.
+        broken, timed_out: the answer broke off, or an error took its place; it was because the backend fell silent.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        record: Record,
+        clock: Clock,
+        headers: Mapping[bytes, bytes],
+        down: Downlink,
+        *,
+        retried: str | None = None,
+    ) -> None:
+        self.record = record
+        self.down = down
+        self.services = services
+        self.generation = record.generation
+        self.refused: int | None = None
+        self.broken = self.timed_out = False
+        self.decoder: Decoder = Identity()
+        self._retried = retried
+        self._clock = clock
+        self._headers = headers
+
+    async def pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
+        """Feed the tap until the answer is over; returns what broke it, if something did."""
+        clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
+        try:
+            async with clock.patience() as deadline:
+                while data := await clock.reading(response.read(), deadline):
+                    for piece in decoder.decode(data):
+                        record.received += len(piece)
+                        if limit is not None and record.received > limit:
+                            raise UpstreamFailed("the backend's answer is too long")
+                        out = tap.feed(piece)
+                        if tap.begun:
+                            clock.began()
+                        if out:
+                            await sink(out)
+                        if tap.done or tap.failed or (tap.refusal is not None and not down.status):
+                            return None
+            decoder.flush()
+        except (UpstreamFailed, UpstreamTimeout) as error:
+            self.timed_out = isinstance(error, UpstreamTimeout)
+            return error
+        return None
+
+    async def gather(self, response: UpstreamResponse, tap: Tap, limit: int) -> tuple[bytes, ApiError | None]:
+        """The whole body as its client sees it, and what broke it, if something did."""
+        parts: list[bytes] = []
+
+        async def keep(data: bytes) -> None:
+            parts.append(data)
+
+        error = await self.pump(response, tap, keep, limit)
+        parts.append(tap.close(fault_of(error)))
+        if tap.failed and error is None:
+            error = UpstreamFailed("the backend's answer is too long", code="too_large")
+        return b"".join(parts), error
+
+    async def verdict(self) -> dict[str, Any]:
+        """The verification, or what can be said of it within the inline wait."""
+        intent = self.generation.intent()
+        if not self.generation.recorded:
+            return unverified(self.generation.id, STORE_UNAVAILABLE, intent, time.time())
+        wait = self.services.store.wait(self.generation.id, self.services.settings.verification.inline_wait)
+        before = self._clock.waited
+        try:
+            return await self._clock.waiting(wait) or pending(intent)
+        except StoreUnavailable:
+            return unverified(self.generation.id, STORE_UNAVAILABLE, intent, time.time())
+        finally:
+            self.services.metrics.inline_wait.record(self._clock.waited - before)
+
+    def blame(self, status: int) -> None:
+        """A refusal is settled by its status alone, so that no client can make it the backend's by leaving early."""
+        if 400 <= status < 500:
+            self.record.unchecked(NO_ANSWER if status in _NO_FAULT_OF_THE_REQUEST else CLIENT_ERROR)
+
+    def our_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The given ones and ours: id, request id, and a mark when the answer cannot be verified or was retried."""
+        ours = [(names.ID, self.generation.id.encode())]
+        if self._retried is not None:
+            ours.append((names.RETRIED, self._retried.encode()))
+        why = None if self.generation.recorded else STORE_UNAVAILABLE
+        if not self.generation.verifiable:
+            why = ENDPOINT
+        if why is not None:
+            ours += [(names.VERDICT, b"unverified"), (names.REASON, why.encode())]
+        return names.with_request_ids(headers, self._headers, self.generation.id) + ours
+
+
+def fault_of(error: ApiError | None) -> str | None:
+    """What a tap is told of what broke its answer."""
+    if error is None:
+        return None
+    return "upstream_timeout" if isinstance(error, UpstreamTimeout) else "upstream_closed"

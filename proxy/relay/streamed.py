@@ -1,0 +1,103 @@
+"""An answer as a stream: passed on as it comes, the verdict before its terminal frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from policies.errors import ApiError, UpstreamFailed
+from policies.verification import public
+from proxy.relay import headers as names
+from proxy.relay import inline
+from proxy.relay.answer import MAX_ANSWER, Answer, fault_of
+from proxy.relay.refusal import Declined, retryable, status_of
+from proxy.relay.transport import UpstreamResponse, finish
+from proxy.relay.whole import deliver
+from proxy.tap.types import Tap
+
+_FINISH_SECONDS = 0.5
+
+
+async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: bool) -> None:
+    """Pass on what comes as it comes. Raises what `Reply.relay` does."""
+    headers = names.client_headers(response.headers)
+    down, record = answer.down, answer.record
+
+    async def sink(data: bytes) -> None:
+        if not down.status:
+            if _unsent(tap):
+                return
+            await down.start(response.status, answer.our_headers(headers))
+        record.show(data)
+        await down.write(data)
+
+    error = await answer.pump(response, tap, sink, None)
+    if tap.done.endswith(b"\n\r") and error is None:
+        await _last_byte(answer, response, tap)
+    rest = tap.close(fault_of(error))
+    if not down.status and _unsent(tap):
+        await _refuse(answer, response, tap, error, last=last)
+        return
+    await down.start(response.status, answer.our_headers(headers))
+    await _end(answer, tap, rest, broken=error is not None)
+    if tap.done and error is None:
+        await finish(response, _FINISH_SECONDS)
+
+
+async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content_type: str, *, last: bool) -> None:
+    """A whole answer, as the stream its client asked for. Raises what `Reply.relay` does."""
+    body, error = await answer.gather(response, tap, MAX_ANSWER)
+    if error is not None:
+        answer.record.evidence()
+        raise error
+    if not answer.down.status and (tap.refusal is not None or tap.fault is not None):
+        await _refuse(answer, response, tap, None, last=last)
+        return
+    headers = [item for item in names.client_headers(response.headers) if item[0] != b"content-type"]
+    await answer.down.start(response.status, answer.our_headers([*headers, (b"content-type", content_type.encode())]))
+    await _end(answer, tap, body, broken=False)
+
+
+async def _last_byte(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
+    """The terminal frame's lines end in CRLF, and the last LF has not been read."""
+    with contextlib.suppress(TimeoutError, UpstreamFailed):
+        async with asyncio.timeout(_FINISH_SECONDS):
+            for piece in answer.decoder.decode(await response.read()):
+                tap.feed(piece)
+
+
+async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: ApiError | None, *, last: bool) -> None:
+    """A stream that was over before it said anything: nothing was sent, so the error can have its own status."""
+    if tap.refusal is None:
+        answer.record.evidence()
+        raise error or UpstreamFailed("the backend's answer ended before it began")
+    status = status_of(tap.refusal)
+    if not last and retryable(status):
+        raise Declined(f"the backend's stream began with an error {status}", status)
+    answer.refused = status
+    answer.blame(status)
+    answer.record.show(tap.refusal)
+    answer.record.evidence()
+    headers = [item for item in names.client_headers(response.headers) if item[0] != b"content-type"]
+    await deliver(answer, status, [*headers, (b"content-type", b"application/json")], tap.refusal)
+
+
+async def _end(answer: Answer, tap: Tap, rest: bytes, *, broken: bool) -> None:
+    """What is left of a stream; the inline verdict goes before the terminal frame."""
+    answer.broken = broken or tap.failed or tap.cut or tap.erred or tap.fault is not None
+    answer.record.show(rest + tap.done)
+    answer.record.evidence()
+    if tap.cut:
+        # An end without the last chunk is an error to every client.
+        await answer.down.write(rest)
+        return
+    if answer.generation.mode == "inline" and answer.generation.verifiable and not broken and not tap.failed:
+        if rest:
+            await answer.down.write(rest)
+        rest = inline.comment(public(await answer.verdict()))
+    await answer.down.write(rest + tap.done, last=True)
+
+
+def _unsent(tap: Tap) -> bool:
+    """Whether all that a stream has to show so far is an error."""
+    return tap.refusal is not None or (tap.fault is not None and not tap.begun)

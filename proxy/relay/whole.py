@@ -1,0 +1,68 @@
+"""An answer in one piece, with the verdict where the client asked for it; and a backend's error, as it came."""
+
+from __future__ import annotations
+
+import orjson
+
+from policies.errors import UpstreamFailed, VerificationFailed
+from policies.verification import public
+from proxy.relay import headers as names
+from proxy.relay import inline
+from proxy.relay.answer import MAX_ANSWER, Answer, Headers
+from proxy.relay.transport import UpstreamResponse
+from proxy.tap.foreign import error_event
+from proxy.tap.types import Tap
+
+_MAX_ERROR = 1024 * 1024
+_FIELDS = {"message": "", "type": UpstreamFailed.type, "param": None, "code": None}
+
+
+async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
+    """Read it to its end, then pass it on. Raises what `Reply.relay` does."""
+    body, failure = await answer.gather(response, tap, MAX_ANSWER)
+    if failure is None:
+        answer.record.show(body)
+    answer.record.evidence()
+    if failure is not None:
+        raise failure
+    headers = names.client_headers(response.headers)
+    if answer.generation.mode == "inline" and answer.generation.verifiable:
+        verification = await answer.verdict()
+        word = verification["verdict"]
+        if word == "reject" and answer.services.settings.verification.on_reject != "annotate":
+            raise VerificationFailed(f"the answer was rejected by its verification {answer.generation.id}")
+        headers.append((names.VERDICT, str(word or verification["status"]).encode()))
+        body = inline.add_verdict(body, public(verification)) or body
+    await deliver(answer, response.status, headers, body)
+
+
+async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
+    """A backend's error. Raises what `Reply.relay` does."""
+    body, failure = await answer.gather(response, tap, _MAX_ERROR)
+    if failure is None:
+        answer.record.show(body)
+    answer.record.evidence()
+    if failure is not None:
+        raise failure
+    await deliver(answer, response.status, names.client_headers(response.headers), body)
+
+
+async def deliver(answer: Answer, status: int, headers: Headers, body: bytes) -> None:
+    """The head and the body; as the last event of a stream where the client has been promised one."""
+    if answer.down.pinged:
+        await answer.down.write(_as_event(answer.generation.endpoint, status, body), last=True)
+        return
+    length = (b"content-length", str(len(body)).encode())
+    await answer.down.start(status, answer.our_headers([*headers, length]))
+    await answer.down.write(body, last=True)
+
+
+def _as_event(path: str, status: int, body: bytes) -> bytes:
+    """An answer that came too late for a status, as the last event of its stream."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = None
+    if not isinstance(said, dict) or not isinstance(said.get("error"), dict):
+        said = UpstreamFailed(f"the backend answered with status {status}").body()
+    return error_event(path, UpstreamFailed("").body() | {"error": _FIELDS | said["error"]})
