@@ -112,6 +112,7 @@ def cpu_checks(
     earlier: Earlier | None = None,
 ) -> list[Check]:
     """The checks that need no reference, though `structure` uses its rendering of the prompt where there is one."""
+    spelling = spelling_of(model)
     return [
         structure.check(
             choice,
@@ -119,7 +120,7 @@ def cpu_checks(
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
             rendered_prompt=rendered_prompt,
-            spelling=spelling_of(model),
+            spelling=spelling,
             earlier=earlier,
         ),
         selection.check(
@@ -127,6 +128,7 @@ def cpu_checks(
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             bad_words=forbidden_ids(choice, model),
+            closing_ids=() if spelling is None else selection.closing_tags(spelling.added),
             declaration_expired=declaration_expired,
         ),
     ]
