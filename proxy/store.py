@@ -18,6 +18,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from policies.errors import StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
 from proxy.generation import Generation
+from proxy.lanes import Lanes
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.tasks import end
@@ -70,6 +71,8 @@ class Store:
         self._until_durable = durable.command(self._durability)
         self._durable_seconds = more = durable.seconds(self._durability)
         self._redis = connection.connect_async(url, timeout=PATIENCE + more, connect_timeout=PATIENCE)
+        lanes = connection.connect_async(url, connect_timeout=PATIENCE)
+        self._lanes = Lanes(lanes, PATIENCE + more, self._until_durable)
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._outage = outage
@@ -82,11 +85,13 @@ class Store:
 
     async def start(self) -> None:
         """Begin to listen for verdicts and to keep this process's intents alive."""
+        self._lanes.start()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_open())]
 
     async def close(self) -> None:
         """Stop listening and close the connections."""
         await end(*self._tasks)
+        await self._lanes.close()
         await self._redis.aclose()
 
     async def open(self, generation: Generation) -> None:
@@ -94,13 +99,13 @@ class Store:
         what durability may take at most.
         """
         lost_at = time.time() + self._settings.lost_after
+        intent = orjson.dumps(generation.intent())
         async with self._asking(self._durable_seconds):
-            pipeline = self._redis.pipeline(transaction=False)
-            intent = orjson.dumps(generation.intent())
-            open_intent(pipeline, generation.id, intent, self._settings.verdict_ttl, lost_at)
-            if self._until_durable:
-                pipeline.execute_command(*self._until_durable)
-            durable.answer_of(self._durability, await pipeline.execute(raise_on_error=False))
+            written, durably = await self._lanes.ask(
+                open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
+            )
+            answers = [written] if self._until_durable is None else [written, durably]
+            durable.answer_of(self._durability, answers)
         self._open.add(generation.id)
         self._remember(generation)
 
@@ -150,11 +155,11 @@ class Store:
         Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
         """
         async with self._asking_aside():
-            pipeline = self._redis.pipeline(transaction=True)
-            for script, keys, arguments in calls:
-                await script(keys=list(keys), args=list(arguments), client=pipeline)
-            pipeline.set(*mark, ex=3600)
-            answers = await pipeline.execute(raise_on_error=False)
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                for script, keys, arguments in calls:
+                    await script(keys=list(keys), args=list(arguments), client=pipeline)
+                pipeline.set(*mark, ex=3600)
+                answers = await pipeline.execute(raise_on_error=False)
         if failed := [each for each in answers if isinstance(each, Exception)]:
             logger.error("redis refuses", extra={"count": len(failed), "error": type(failed[0]).__name__})
 

@@ -146,9 +146,10 @@ end
 """Lua: add to (or take from) the bytes of a generation that waits. KEYS: `waiting_keys`. ARGV: id, bytes."""
 
 
-def open_intent(pipeline: Any, id: str, intent: bytes, ttl: int, lost_at: float) -> None:
-    """Write an intent (JSON) for `ttl` seconds, which counts as lost at the Unix second `lost_at`."""
-    pipeline.eval(OPEN_INTENT, 2, intent_key(id), OPEN, intent, ttl, f"{lost_at:.3f}", id)
+def open_intent(id: str, intent: bytes, ttl: int, lost_at: float) -> tuple[str | bytes | int, ...]:
+    """The command that writes an intent (JSON) for `ttl` seconds, which counts as lost at the Unix second `lost_at`. To
+    repeat it does no harm."""
+    return ("EVAL", OPEN_INTENT, 2, intent_key(id), OPEN, intent, ttl, f"{lost_at:.3f}", id)
 
 
 def waiting_keys(backend: str) -> list[str]:
