@@ -12,10 +12,14 @@ CountersignError
     ├── PermissionDenied       403
     ├── NotFound               404
     ├── MethodNotAllowed       405
+    ├── RequestTimeout         408  the request did not arrive in time
     ├── Conflict               409
     ├── RequestTooLarge        413
+    ├── UriTooLong             414
+    ├── UnsupportedMedia       415  a body in a coding that is not read here
     ├── RateLimited            429  the key's limit of requests or tokens
     ├── QuotaExceeded          429  the key's budget is spent
+    ├── HeadersTooLarge        431
     ├── VerificationFailed     502  a policy refused a rejected answer
     ├── UpstreamFailed         502  the backend broke before the first byte
     ├── BackendUnavailable     503
@@ -135,6 +139,14 @@ class MethodNotAllowed(ApiError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(ApiError):
+    """The request did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class Conflict(ApiError):
     """It makes no sense as things are."""
 
@@ -149,6 +161,30 @@ class RequestTooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class UriTooLong(ApiError):
+    """The URL is over the limit."""
+
+    status = 414
+    type = "invalid_request_error"
+    code = "uri_too_long"
+
+
+class UnsupportedMedia(ApiError):
+    """The body comes in a coding that is not read here."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
+class HeadersTooLarge(ApiError):
+    """The headers are over the limit, in bytes or in number."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class RateLimited(ApiError):

@@ -17,11 +17,12 @@ from redis.exceptions import RedisError
 from starlette.types import ASGIApp
 
 from policies.errors import CountersignError, SettingsError
-from policies.settings import Settings, embedded_dir, parse_settings, store_url
+from policies.settings import BoundsSettings, Settings, embedded_dir, parse_settings, store_url
 from proxy import log
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.embedded import EmbeddedValkey
+from proxy.protocol import bounded
 from proxy.services import Drain
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
@@ -92,11 +93,11 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, bounds: BoundsSettings) -> uvicorn.Config:
     """How uvicorn runs the application."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=bounded(bounds),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -116,7 +117,7 @@ def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
-    _Server(uvicorn_config(app), drain).run(sockets=[listening])
+    _Server(uvicorn_config(app, settings.bounds), drain).run(sockets=[listening])
 
 
 def _check_keys(settings: Settings, redis_url: str) -> None:

@@ -10,35 +10,47 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from policies.errors import ApiError, RequestTooLarge
+from policies.errors import ApiError, RequestTimeout, RequestTooLarge, UnsupportedMedia
 from proxy.tap.rawjson import write
 from proxy.tasks import end
 
-_LINGER_SECONDS = 2.0
+LINGER_SECONDS = 2.0
+"""How long what a refused client still sends is thrown away."""
+_DIGITS = 18
 
 
 class ClientLeft(Exception):
     """The client went away while its request was read."""
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-    """The request's body. Raises RequestTooLarge as soon as that is known, ClientLeft."""
+async def read_body(
+    receive: Receive, headers: Mapping[bytes, bytes], limit: int, seconds: float | None = None
+) -> bytes:
+    """The request's body. Raises RequestTooLarge as soon as that is known, RequestTimeout when it is not there after so
+    many seconds, UnsupportedMedia for a compressed one, ClientLeft."""
+    if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+        raise UnsupportedMedia("compressed request bodies are not read here; send it as it is")
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit:
+    if length.isdigit() and (len(length) > _DIGITS or int(length) > limit):
         raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
-    parts: list[bytes] = []
-    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read_parts(receive, limit)
+    except TimeoutError as error:
+        raise RequestTimeout(f"the request body took over {seconds:g} seconds") from error
+
+
+async def _read_parts(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
+        body += message.get("body", b"")
+        if len(body) > limit:
             raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(body)
 
 
 async def answer_json(
@@ -64,7 +76,7 @@ async def refuse_body(
     the client is still sending is thrown away for a moment."""
     await answer_json(send, error.status, error.body(), [*headers, (b"connection", b"close")], more=True)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_SECONDS):
+        async with asyncio.timeout(LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b""})

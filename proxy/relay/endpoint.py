@@ -17,7 +17,9 @@ from policies.errors import (
     InvalidRequest,
     KeysUnavailable,
     RateLimited,
+    RequestTimeout,
     RequestTooLarge,
+    UnsupportedMedia,
 )
 from policies.limits import NOTHING, Cost
 from policies.settings import BoundsSettings
@@ -95,7 +97,7 @@ class RelayEndpoint:
         return _Admitted(exchange, admission)
 
     async def _read(self, bounds: BoundsSettings, headers: Mapping[bytes, bytes], receive: Receive) -> Body:
-        data = await read_body(receive, headers, bounds.request_bytes)
+        data = await read_body(receive, headers, bounds.request_bytes, bounds.body_seconds)
         if len(data) <= LARGE:
             return Body.read(self._endpoint, data, bounds)
         async with self._reading:
@@ -121,7 +123,7 @@ async def _refuse(
     services: Services, client: Client, headers: Mapping[bytes, bytes], receive: Receive, send: Send, error: ApiError
 ) -> None:
     """Answer with an error; for a client with limits that is one of its requests, too."""
-    unread = isinstance(error, RequestTooLarge)
+    unread = isinstance(error, (RequestTooLarge, RequestTimeout, UnsupportedMedia))
     told: Headers = ()
     if client.limits is not None:
         try:

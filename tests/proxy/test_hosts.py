@@ -64,12 +64,9 @@ ENDPOINTS = [
 ]
 ASKED = json.dumps({"model": "m", "messages": [], "prompt": "x", "action": "quarantine", "why": "x"}).encode()
 REFUSED_HEADERS = [
-    [],
     ["host:"],
     ["host: evil.example"],
     ["host: evil.example:8000", "origin: http://evil.example:8000"],
-    ["host: localhost", "host: evil.example"],
-    ["host: localhost", "host: localhost"],
     ["host: localhost", "origin: http://evil.example"],
     ["host: localhost", "origin: null"],
     ["host: localhost", "origin:"],

@@ -1,0 +1,172 @@
+"""Uvicorn's HTTP protocol within bounds: no endless or trickling heads, one meaning per request, errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from policies.errors import (
+    ApiError,
+    BackendUnavailable,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    UriTooLong,
+)
+from policies.settings import BoundsSettings
+from proxy.relay.asgi import LINGER_SECONDS
+from proxy.tap.rawjson import write
+
+_PER_HEADER = 4
+"""Bytes of a header that are neither its name nor its value."""
+
+_BODIED = (b"content-length", b"transfer-encoding")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One client's connection.
+
+    Whatever uvicorn itself would answer in plain text is an OpenAI-shaped error here. A second Host, or none, is
+    refused; what the parser refuses already (both lengths, two lengths, folded headers, NUL) stays refused. Trailers
+    are dropped: nobody may add to a head that was already decided upon.
+    """
+
+    bounds = BoundsSettings()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._heading = self._bodying = self._over = False
+        self._head = self._fed = 0
+        self._refusal: ApiError | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connects."""
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.connections:
+            self._refuse(BackendUnavailable("too many connections; try again soon", code="too_many_connections"))
+        else:
+            self._wait_for_a_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._be_patient(False)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._over:
+            return
+        self._unset_keepalive_if_required()
+        self._fed += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nothing here is upgraded to; the request is answered as if it had not asked.
+            pass
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or InvalidRequest("this is not a valid HTTP/1.1 request", code="bad_http"))
+            return
+        if self._heading:
+            # A header that has not ended is known to nobody but the parser.
+            if self._fed > self.bounds.head_bytes:
+                self._refuse(self._too_long())
+            elif self._patience is None:
+                self._be_patient(True)
+        elif not self._bodying and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_a_head()
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._heading = True
+        self._head = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        self._head += len(url)
+        if self._head > self.bounds.url_bytes:
+            self._stop(UriTooLong(f"the URL is longer than {self.bounds.url_bytes} bytes"))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        if not self._heading:
+            return
+        self._head += len(name) + len(value) + _PER_HEADER
+        if self._head > self.bounds.head_bytes or len(self.headers) >= self.bounds.headers:
+            self._stop(self._too_long())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._heading, self._bodying = False, True
+        self._be_patient(False)
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._stop(InvalidRequest("a request has one Host header", code="bad_host"))
+        if self.parser.should_upgrade() and any(name in _BODIED for name, _ in self.headers):
+            # The parser takes what follows for another protocol.
+            self._stop(InvalidRequest("there is nothing to upgrade to; ask without", code="bad_http"))
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is whole; what comes next is another one."""
+        super().on_message_complete()
+        self._bodying, self._fed = False, 0
+
+    def send_400_response(self, msg: str) -> None:
+        """As JSON."""
+        self._refuse(InvalidRequest(msg, code="bad_http"))
+
+    def _too_long(self) -> ApiError:
+        most = f"{self.bounds.headers} headers or {self.bounds.head_bytes} bytes"
+        return HeadersTooLarge(f"the request's head has more than {most}")
+
+    def _stop(self, error: ApiError) -> None:
+        """Make the parser give up; it says so to whoever feeds it."""
+        self._refusal = error
+        raise ValueError(error.message)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error and close. Where the answer to an earlier request is on its way, that one is the last.
+
+        Closing at once would reset the connection and lose the answer, so what still comes is thrown away for a moment.
+        """
+        self._over = True
+        self._be_patient(False)
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.keep_alive = False
+            if cycle.response_started or not cycle.more_body:
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = write(error.body())
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _wait_for_a_head(self) -> None:
+        """A client that says nothing is waited for as long as one between two requests."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _be_patient(self, on: bool) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = self.loop.call_later(self.bounds.head_seconds, self._too_slow) if on else None
+
+    def _too_slow(self) -> None:
+        self._patience = None
+        if not self.transport.is_closing():
+            self._refuse(RequestTimeout(f"the request's head took over {self.bounds.head_seconds:g} seconds"))
+
+
+def bounded(bounds: BoundsSettings) -> type[BoundedProtocol]:
+    """The protocol with these bounds, as uvicorn takes it."""
+    return type("Bounded", (BoundedProtocol,), {"bounds": bounds})
