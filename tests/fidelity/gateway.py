@@ -214,6 +214,9 @@ class Gateways:
             "keys": [{"name": "client", "sha256": hash_key(CLIENT_KEY)}],
             "models": {MODEL: {"vocab_size": 1000}},
             "backends": [{"name": f"b{at}", "url": url, **backend} for at, url in enumerate(urls, 1)],
+            # One process has hundreds of failures by design, and its upstream expects nobody but the case at hand.
+            "breaker": {"failures": 1_000_000},
+            "health": {"interval": 0},
         }
         config = self._folder / f"{name}-{time.monotonic_ns()}.yaml"
         config.write_text(json.dumps(settings | VARIANTS[name]))
