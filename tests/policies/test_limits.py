@@ -1,0 +1,89 @@
+"""What a request may cost, and times as headers write them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.limits import MOST_TOKENS, cost, duration
+
+SIZES = st.integers(0, 10**7)
+COUNTS = st.integers(1, 64)
+ANSWERS = st.none() | st.integers(0, 10**6)
+CONTEXTS = st.none() | st.integers(1, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (17, "17ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (1500, "1.5s"),
+        (59_870, "59.87s"),
+        (60_000, "1m0s"),
+        (360_000, "6m0s"),
+        (3_600_000, "1h0m0s"),
+        (90_061_001, "25h1m1.001s"),
+    ],
+)
+def test_durations(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text
+
+
+@given(st.integers(1, 10**12))
+def test_durations_can_be_read_back(milliseconds: int) -> None:
+    text = duration(milliseconds)
+    if found := re.fullmatch(r"(\d+)ms", text):
+        assert int(found[1]) == milliseconds
+        return
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(\d+)(?:\.(\d{1,3}))?s", text)
+    assert found is not None
+    hours, minutes, seconds = (int(found[at] or 0) for at in (1, 2, 3))
+    rest = int((found[4] or "0").ljust(3, "0"))
+    assert ((hours * 60 + minutes) * 60 + seconds) * 1000 + rest == milliseconds
+
+
+def test_prompt_and_every_answer() -> None:
+    found = cost(400, n=3, answer=50)
+    assert (found.likely, found.most, found.least, found.open) == (250, 550, 100, False)
+
+
+def test_what_the_client_leaves_open_is_as_long_as_the_model_lets_it() -> None:
+    found = cost(400, n=2, answer=None, context=1000)
+    assert (found.likely, found.most, found.open) == (2000, 2000, True)
+    assert cost(400, answer=None) == cost(400, n=5, answer=None)
+    assert cost(400, answer=None).most is None
+
+
+def test_no_answer_is_longer_than_the_model_lets_it() -> None:
+    assert cost(40, answer=10**9, context=1000).most == 1000
+
+
+@given(SIZES, COUNTS, COUNTS, ANSWERS, CONTEXTS, st.integers(0, 8))
+def test_bounds(size: int, prompts: int, n: int, answer: int | None, context: int | None, images: int) -> None:
+    found = cost(size, images=images, prompts=prompts, n=n, answer=answer, context=context)
+    assert 0 <= found.least
+    if found.most is None or found.likely is None:
+        assert found.open
+        assert answer is None
+        assert context is None
+        return
+    assert found.least <= found.likely <= found.most
+    if context is not None:
+        assert found.most <= prompts * context * n
+    if answer is not None:
+        assert found.likely >= min(found.least + prompts * n * min(answer, context or answer), prompts * (context or 1))
+
+
+@given(st.none() | st.integers(-(10**20), 10**20), st.none() | st.integers(-(10**20), 10**20), CONTEXTS)
+def test_a_bill_is_believed_within_reason(prompt: int | None, answer: int | None, context: int | None) -> None:
+    taken = cost(400, answer=10, context=context).taken(prompt, answer)
+    assert 0 <= taken <= (MOST_TOKENS if context is None else 2 * context)
+    if prompt is None and answer is None and context is None:
+        assert taken == 100
