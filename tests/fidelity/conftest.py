@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--base-url", help="gateway to test instead of our own")
     group.addoption("--upstream-port", type=int, default=0, help="port of the scripted upstream it forwards to")
     group.addoption("--model", default=MODEL, help="name of the model there")
+    group.addoption("--path-model", action="append", default=[], metavar="PATH=NAME", help="its name on that endpoint")
     group.addoption("--client-key", default=CLIENT_KEY, help="key it takes")
     group.addoption("--variant", action="append", default=[], metavar="NAME=URL", help="the same, set up otherwise")
     group.addoption("--pid", action="append", default=[], metavar="NAME=PID", help="a variant's process")
@@ -97,9 +98,15 @@ def gateways(
         urls = [*(upstream.url for upstream in upstreams), hole.url]
         if (url := option("--base-url", None)) is not None:
             variants = dict(item.split("=", 1) for item in option("--variant"))
+            models = dict(item.split("=", 1) for item in option("--path-model"))
             pids = {name: int(pid) for name, pid in (item.split("=", 1) for item in option("--pid"))}
             given = Given(
-                {"plain": url, **variants}, pids, option("--model"), option("--client-key"), option("--gateway-pid")
+                urls={"plain": url, **variants},
+                pids=pids,
+                model=option("--model"),
+                models=models,
+                key=option("--client-key"),
+                pid=option("--gateway-pid"),
             )
             yield Gateways(urls, folder, given=given, keepalive=option("--keepalive"), ready=option("--readiness"))
             return

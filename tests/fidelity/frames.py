@@ -87,3 +87,23 @@ def script(frames: Iterable[bytes], pause: float = 0.0) -> list[Step]:
 def begun(frames: Iterable[bytes]) -> list[Step]:
     """The beginning of a stream."""
     return [wire.SSE_HEAD, *map(wire.chunk, frames)]
+
+
+_LOGPROBS = (
+    '{"content":[{"token":"Hé","logprob":-0.25,"bytes":[72,195,169],"top_logprobs":['
+    '{"token":"Hé","logprob":-0.25,"bytes":[72,195,169]},{"token":"日","logprob":-1.5,"bytes":[230,151,165]}]}]}'
+)
+_ALL = (
+    b": ping\n\n",
+    ROLE,
+    chat('{"reasoning":"Let é"}'),
+    b": between\n",
+    chat('{"content":"Hé 😀"}').replace(b'"logprobs":null', b'"logprobs":' + _LOGPROBS.encode()),
+    chat('{"tool_calls":[{"id":"c","type":"function","index":0,"function":{"name":"f","arguments":""}}]}'),
+    chat('{"content":null,"tool_calls":[{"index":0,"id":null,"function":{"arguments":"{\\"a\\": 1}"}}]}'),
+    chat("{}", '"tool_calls"'),
+    USAGE,
+    DONE,
+)
+CANONICAL: dict[str, bytes] = {"lf": b"".join(_ALL), "crlf": b"".join(_ALL).replace(b"\n", b"\r\n")}
+"""Streams with everything: comments, reasoning, characters of several bytes, logprobs, tools, nulls, usage."""

@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "models": {MODEL: {"tokenizer": str(Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json")}}
     },
 }
+_START = 90.0
 _ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "count"}]},
     COMPLETIONS: {"prompt": "count"},
@@ -63,6 +64,7 @@ class Gateway:
     valkey: Valkey | None = None
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
     ready: str = "/readyz"
+    models: dict[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> bool:
@@ -71,7 +73,7 @@ class Gateway:
 
     def body(self, path: str = CHAT, **fields: Any) -> bytes:
         """A request's JSON."""
-        return json.dumps({"model": self.model, **_ASKED.get(path, {}), **fields}).encode()
+        return json.dumps({"model": self.models.get(path, self.model), **_ASKED.get(path, {}), **fields}).encode()
 
     def call(
         self, path: str = CHAT, headers: dict[str, str] | None = None, *, raw: bytes | None = None, **fields: Any
@@ -143,6 +145,7 @@ class Given:
     urls: dict[str, str]
     pids: dict[str, int]
     model: str
+    models: dict[str, str]
     key: str
     pid: int | None = None
 
@@ -152,7 +155,12 @@ class Given:
             lacking(f"this gateway was not given with --variant {name}=URL")
         url = self.urls[name].rstrip("/").removesuffix("/v1")
         pid = self.pids.get(name, self.pid if name == "plain" else None)
-        return Gateway(url, self.model, self.key, pid, ready=ready)
+        gateway = Gateway(url, self.model, self.key, pid, ready=ready, models=self.models)
+        deadline = time.monotonic() + _START
+        while not gateway.is_ready():
+            assert time.monotonic() < deadline, f"{url} does not get ready"
+            time.sleep(0.2)
+        return gateway
 
 
 class Gateways:

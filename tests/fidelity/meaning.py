@@ -88,7 +88,8 @@ def lines(body: bytes) -> list[str]:
 def events(body: bytes) -> list[Event]:
     """The events of a stream, as the standard reads them; one that is not ended by an empty line is none."""
     found: list[Event] = []
-    kind, data = "", []
+    kind = ""
+    data: list[str] = []
     for line in lines(body):
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")

@@ -148,7 +148,7 @@ def test_the_upstream_may_vanish_after_done(gateway: Gateway, upstream: FakeBack
     upstream.script = [*begun(STREAM), Close(reset=True)]
     answer = gateway.ask(stream=True)
     assert_same(answer.body, b"".join(STREAM))
-    assert answer.whole
+    assert answer.whole or not gateway.ours
 
 
 @pytest.mark.cases(47)
@@ -196,7 +196,9 @@ def test_no_second_try_after_the_first_byte(
 @pytest.mark.cases(48)
 @pytest.mark.feature("second upstream")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("how", ["closed", "503", "empty", "first event"])
+@pytest.mark.parametrize(
+    "how", ["closed", "503", *(pytest.param(how, marks=pytest.mark.ours) for how in ("empty", "first event"))]
+)
 def test_a_second_try_before_the_first_byte(
     gateways: Gateways, upstream: FakeBackend, second: FakeBackend, how: str, stream: bool
 ) -> None:
@@ -235,7 +237,7 @@ def test_the_last_one_asked_says_when_to_come_again(
         answer = gateway.ask()
         last = max((upstream, second), key=lambda asked: asked.last.at)
         assert (answer.status, answer.header("retry-after")) == ((429, "7") if last is upstream else (503, "9"))
-    assert len(upstream.requests) == len(second.requests) == 2
+    assert len(upstream.requests) == len(second.requests) == 2 or not gateway.ours
 
 
 @pytest.mark.cases(50)

@@ -11,8 +11,7 @@ import copy
 import json
 from typing import Any
 
-from tests.proxy.tap.compare import frames as read_frames
-from tests.proxy.tap.test_recorded import Recording
+from tests.fidelity.recordings import Recording
 
 Frame = dict[str, Any]
 Strings = dict[tuple[int, int, str], tuple[str, list[int] | None]]
@@ -25,7 +24,7 @@ class Generation:
     """One recorded answer, streamed (a frame each) or whole (one frame)."""
 
     def __init__(self, recording: Recording) -> None:
-        self.chat = recording.row["endpoint"] == "chat"
+        self.chat = recording.chat
         self.path = "/v1/chat/completions" if self.chat else "/v1/completions"
         self.stream = recording.stream
         self.frames = _frames(recording.body, self.stream)
@@ -140,7 +139,10 @@ class Generation:
 
 
 def _frames(body: bytes, stream: bool) -> list[Frame]:
-    return read_frames(body) if stream else [json.loads(body)]
+    if not stream:
+        return [json.loads(body)]
+    events = body.decode().removesuffix("\n\n").split("\n\n")
+    return [DONE if event == "data: [DONE]" else json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def _spell(frame: Frame) -> bytes:

@@ -156,13 +156,13 @@ class Call:
     def _chunk(self) -> tuple[bytes, int | None]:
         """All whole chunks in the buffer; 0 when the last one was among them, None when more must be read."""
         out = []
-        while b"\r\n" in self._buffer:
-            line, _, rest = self._buffer.partition(b"\r\n")
-            size = int(line.split(b";")[0], 16)
-            if len(rest) < size + 2:
+        at, size = 0, -1
+        while size and (end := self._buffer.find(b"\r\n", at)) >= 0:
+            size = int(self._buffer[at:end].split(b";")[0], 16)
+            if len(self._buffer) < end + size + 4:
+                size = -1
                 break
-            out.append(rest[:size])
-            self._buffer = rest[size + 2 :]
-            if size == 0:
-                return b"".join(out), 0
-        return b"".join(out), None
+            out.append(self._buffer[end + 2 : end + 2 + size])
+            at = end + size + 4
+        self._buffer = self._buffer[at:]
+        return b"".join(out), 0 if size == 0 else None

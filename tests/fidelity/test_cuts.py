@@ -1,0 +1,124 @@
+"""Case 13, without gaps: streams with everything in them, cut at every offset there is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from policies.settings import BackendSettings, ModelSettings
+from proxy.tap import TokenStrings, open_tap, prepare
+from tests.fidelity.frames import CANONICAL, DONE
+from tests.fidelity.gateway import Gateway
+from tests.fidelity.meaning import assert_same, events
+from tests.fidelity.recordings import ANSWERS, Recording
+from tests.support import wire
+from tests.support.fake_backend import FakeBackend, Received, Step
+
+APART = 0.001
+"""Seconds between two writes, so that they are two reads."""
+ASKED: dict[str, Any] = {
+    "stream": True,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "stream_options": {"include_usage": True},
+}
+SHORTENED = 2
+TOKENIZER = TokenStrings.load(Recording.tokenizer)
+REWRITTEN = [
+    recording
+    for recording in ANSWERS
+    if recording.stream and recording.label.startswith("vllm-0.32-cpu") and "tools-required" not in recording.label
+]
+
+
+def _cut(data: bytes, *cuts: int) -> list[Step]:
+    edges = [0, *cuts, len(data)]
+    pieces = [wire.chunk(data[a:b]) for a, b in itertools.pairwise(edges) if a < b]
+    return [wire.SSE_HEAD, *itertools.chain.from_iterable((piece, APART) for piece in pieces), wire.LAST_CHUNK]
+
+
+@pytest.mark.cases(13, 14, 16)
+@pytest.mark.parametrize("name", CANONICAL)
+def test_cut_in_two_at_every_offset(gateway: Gateway, upstream: FakeBackend, name: str) -> None:
+    data = CANONICAL[name]
+
+    def script(request: Received) -> list[Step]:
+        return _cut(data, json.loads(request.body)["x_cut"])
+
+    def one(offset: int) -> tuple[int, bytes]:
+        return offset, gateway.ask(**ASKED, x_cut=offset).body
+
+    upstream.script = script
+    with ThreadPoolExecutor(4) as pool:
+        for offset, body in pool.map(one, range(1, len(data))):
+            assert_same(body, data, comments=True), offset
+
+
+ODDITIES = st.sampled_from(
+    [b": c\n", b"\n", b"\n\n", b"id: 7\n", b"retry: 10\n", b"event: x\n", b"data\n", b"x: y\n", b":\n", b": \xc3\xa9\n"]
+)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """A canonical stream with odd lines between its events, each line with an end of its own."""
+    data = draw(st.sampled_from(list(CANONICAL.values()))).replace(b"\r\n", b"\n")
+    *said, last, empty = data.split(b"\n\n")
+    assert (last + b"\n\n", empty) == (DONE, b"")
+    parts: list[bytes] = []
+    for event in [*said, last]:
+        if draw(st.integers(0, 3)) == 0:
+            parts.append(draw(ODDITIES))
+        text = event.replace(b"data: ", b"data:", draw(st.integers(0, 1)))
+        parts.append(text + b"\n\n")
+    mark = b"\xef\xbb\xbf" if draw(st.integers(0, 5)) == 0 else b""
+    if draw(st.booleans()):
+        return mark + b"".join(parts).replace(b"\n", draw(ENDS))
+    lines = b"".join(parts).split(b"\n")
+    return mark + b"".join(line + draw(ENDS) for line in lines[:-1])
+
+
+@pytest.mark.cases(13, 16, 17, 18)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@given(data=streams(), cuts=st.lists(st.floats(0, 1), max_size=8))
+def test_odd_streams_cut_anywhere(gateway: Gateway, upstream: FakeBackend, data: bytes, cuts: list[float]) -> None:
+    upstream.script = _cut(data, *sorted({int(cut * len(data)) for cut in cuts}))
+    body = gateway.ask(**ASKED).body
+    assert_same(body, data, comments=True)
+    assert events(body)[-1] == ("", "[DONE]")
+
+
+def _shortened(recording: Recording) -> bytes:
+    """The beginning, one event with more than ASCII in it, and the end of what was recorded."""
+    said = [event + b"\n\n" for event in recording.body.split(b"\n\n")[:-1]]
+    first, rest = said[:SHORTENED], said[SHORTENED:]
+    foreign = [event for event in rest if not event.isascii()][:1]
+    return b"".join([*first, *foreign, *rest[-3:]])
+
+
+def _shown(recording: Recording, parts: Iterator[bytes] | list[bytes]) -> bytes:
+    model = ModelSettings.model_validate({"tokenizer": str(Recording.tokenizer)})
+    backend = BackendSettings.model_validate({"name": "b", "url": "http://b", "model": "m", "served_model": "smollm2"})
+    request = json.dumps(recording.plain_request | {"model": "m"}).encode()
+    prepared = prepare("chat" if recording.chat else "completions", request, model, backend, seed=1)
+    tap = open_tap(prepared, "m", tokenizer=TOKENIZER, status=200, content_type="text/event-stream")
+    return b"".join([tap.feed(part) for part in parts]) + tap.close() + tap.done
+
+
+@pytest.mark.cases(13)
+@pytest.mark.ours
+@pytest.mark.parametrize("recording", REWRITTEN, ids=lambda recording: recording.label)
+def test_what_is_rewritten_may_be_cut_at_every_offset(recording: Recording) -> None:
+    data = _shortened(recording)
+    want = _shown(recording, [data])
+    assert want != data
+    for offset in range(1, len(data)):
+        assert _shown(recording, [data[:offset], data[offset:]]) == want, offset
