@@ -34,7 +34,7 @@ _BY_US = frozenset(
         *("no_tokenizer", "finish_undecided", "unknown_runtime", "speculative"),
         *("too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay", "bad_replay"),
         *("unreachable", "timeout", "overloaded", "engine_failed", "not_finite", "wrong_model", "not_replayed_yet"),
-        *("reference_backlog", "replay_failed", "self_test"),
+        *("reference_backlog", "replay_failed", "self_test", "reference_unsound", "canary_overdue"),
     }
 )
 _DECIDED = ("pass", "reject")

@@ -15,6 +15,7 @@ from verifier_pool.reference.base import Reference
 from verifier_pool.stages import Stages
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
+from verifier_pool.vouching import Vouching
 
 NO_MODEL = ModelSettings.model_validate({})
 """Stands in for a model that the settings do not know: then nothing is known about it."""
@@ -34,12 +35,14 @@ class Context:
     second_profiles: Mapping[str, Profile] = field(default_factory=dict)
     standings: Standings = field(init=False)
     stages: Stages = field(init=False)
+    vouching: Vouching = field(init=False)
     profile_names: Mapping[str, str] = field(init=False)
     folded: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))
         object.__setattr__(self, "stages", Stages(self.store.redis, self.settings.verification))
+        object.__setattr__(self, "vouching", Vouching(self.stages))
         names = {model: name_of(profile) for model, profile in self.profiles.items()}
         object.__setattr__(self, "profile_names", names)
 

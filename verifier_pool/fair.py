@@ -31,8 +31,16 @@ from verifier_pool.queue import RETRY_SECONDS
 
 LANES = ("inline-judge", "inline", "async-judge", "async")
 """First what has its replay already, as that was paid for; each for clients that wait, then for those that do not."""
-Stage = Literal["verify", "replay", "judge", "replay2", "judge2"]
-SUFFIXES: dict[Stage, str] = {"verify": "", "replay": "-r", "judge": "-j", "replay2": "-r2", "judge2": "-j2"}
+Stage = Literal["verify", "replay", "judge", "judge_vouched", "replay2", "judge2", "judge2_vouched"]
+SUFFIXES: dict[Stage, str] = {
+    "verify": "",
+    "replay": "-r",
+    "judge": "-j",
+    "judge_vouched": "-v",
+    "replay2": "-r2",
+    "judge2": "-j2",
+    "judge2_vouched": "-v2",
+}
 """What the id of a stage's job adds to the generation's."""
 
 
@@ -54,7 +62,7 @@ def options(
         tenant: whose turn it takes, the owner of the generation.
         tokens: what it costs: of the prompt and of all answers.
         size: bytes in Redis that wait for it.
-        stage: one of five steps to the verdict; the job's id is the generation's and the stage's suffix.
+        stage: one of the steps to the verdict; the job's id is the generation's and the stage's suffix.
     """
     lane = LANES.index(("inline" if inline else "async") + ("-judge" if stage.startswith("judge") else "")) + 1
     return {

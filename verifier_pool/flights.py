@@ -19,7 +19,7 @@ from policies.evidence import Replay
 from verifier_pool.packing import pack_outcomes, unpack_requests
 from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.replays import FINAL_REASONS, REPLAY_JOB, UNREADABLE, is_second, request_key, response_of
+from verifier_pool.replays import FINAL_REASONS, REPLAY_JOB, UNREADABLE, Stamp, is_second, request_key, response_of
 from verifier_pool.rq_job import OurJob, RefusedJob
 
 ENGINE_FAILED = "engine_failed"
@@ -46,6 +46,8 @@ class Flight:
         void: there is nothing (left) to do.
         packed: the outcomes as they are stored, once it is done.
         tokens: that the reference holds for it.
+        instance: of the reference that it was handed to, or an earlier one (`verifier_pool.vouching`).
+        number: of a canary, in the order in which they are sent.
         began: seconds of the monotonic clock. `patience`: seconds that it may take while nothing else succeeds.
     """
 
@@ -62,6 +64,8 @@ class Flight:
         self.patience = 300.0
         self._futures: list[Future[Replay]] = []
         self.packed = b""
+        self.instance = ""
+        self.number = 0
 
     @property
     def job(self) -> Job:
@@ -117,11 +121,12 @@ class Flight:
         for future in self._futures:
             future.cancel()
 
-    def settle(self, tries: int) -> Fate:
+    def settle(self, tries: int, stamp: Stamp | None = None) -> Fate:
         """What becomes of the job.
 
         Args:
             tries: how often a passing trouble is worth another try.
+            stamp: who replayed it, and by now how many canaries were sent there.
         """
         for future in self._futures if self.failure is None else ():
             try:
@@ -138,11 +143,16 @@ class Flight:
         if reasons - SETTLED and not self.is_canary and (self.job.number_of_retries or 0) < tries:
             return Fate.AGAIN
         try:
-            self.packed = pack_outcomes(self.outcomes)
+            self.packed = pack_outcomes(self.outcomes, stamp)
         except Exception as error:
             self.failure = error
             return Fate.FELL
         return Fate.DONE
+
+    @property
+    def replays(self) -> list[Replay | None]:
+        """What came of each request once it was settled; None for what failed."""
+        return [each if isinstance(each, Replay) else None for each in self.outcomes]
 
     @property
     def troubled(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 from rq import get_current_job
 
-from policies import audit, codec
+from policies import audit, codec, distance, margin, routing
 from policies.checks import VerdictWord
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
@@ -28,14 +28,19 @@ from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import for_each_choice, judge
 from verifier_pool.packing import unpack_outcomes
 from verifier_pool.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
-from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of
+from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of, vouching_key
 from verifier_pool.standing import audit_rate
 from verifier_pool.units import accusing, confirmed, of_unverified
+from verifier_pool.vouching import Counsel
 
 logger = logging.getLogger(__name__)
 
 ASKED = "replaying"
 """What a pass returns that has asked for a replay."""
+WAITING = "waiting for a canary"
+"""What a pass returns whose response is judged again once there is one (`verifier_pool.vouching`)."""
+CALIBRATED = (distance.NAME, margin.NAME, routing.NAME)
+"""Checks of a replay that may accuse."""
 FOLD_SECONDS = 1.0
 
 
@@ -54,7 +59,7 @@ def verify(id: str) -> str:
     """Bring a recorded response one stage further: its replay, its second replay, or its verdict.
 
     Returns:
-        The verdict's word, or `replaying`.
+        The verdict's word, `replaying`, or `waiting for a canary`.
 
     Raises:
         EvidenceError: the evidence is unreadable; the verdict says so, and the job stays among the failed
@@ -130,15 +135,34 @@ class _Response:
             # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
             if first is None:
                 return self._ask(again=False)
-            return judged(profile=profile, replays=first) | {"extra_replay": True}, unit
+            verification = judged(profile=profile, replays=first) | {"extra_replay": True}
+            return (self._unvouched(again=False) if _rejecting(verification) else None) or (verification, unit)
+        if (accusing(unit) or _rejecting(verification)) and (otherwise := self._unvouched(again=False)) is not None:
+            return otherwise
         if accusing(unit) and self._has_reference(again=True):
             again = self._replays(again=True)
             if again is None:
                 return self._ask(again=True)
             repeated = judged(profile=second_profile, replays=again)
-            unit, found = confirmed(unit, of_response(choices, repeated, context.secret, operator=operator))
+            told = of_response(choices, repeated, context.secret, operator=operator)
+            if accusing(told) and (otherwise := self._unvouched(again=True)) is not None:
+                return otherwise
+            unit, found = confirmed(unit, told)
             verification["second_reference"] = asdict(found)
         return verification, unit
+
+    def _unvouched(self, *, again: bool) -> str | None:
+        """What this pass comes to because the reference was not shown sound since it replayed the response; None when
+        it was, or cannot be."""
+        outcome = self._held.replayed_again if again else self._held.replayed
+        if outcome is None:
+            return None
+        match self._context.vouching.counsel(self._id, self._choices[0].model, outcome, second=again):
+            case Counsel.WAITS:
+                return WAITING
+            case Counsel.FORGOTTEN:
+                return verify(self._id)
+        return None
 
     def _settle(self, verification: Verification, unit: Unit) -> str:
         context, choice = self._context, self._choices[0]
@@ -198,6 +222,14 @@ def _held(context: Context, id: str) -> _Held:
     return _Held(*cast("list[bytes | None]", context.store.redis.mget(keys)))
 
 
+def _rejecting(verification: Verification) -> bool:
+    """Whether a replay speaks against the answer, or a choice of it."""
+    checks = [*verification["checks"]]
+    for choice in verification.get("choices", ()):
+        checks += choice["checks"]
+    return any(check["name"] in CALIBRATED and check["result"] == "reject" for check in checks)
+
+
 def _doubtful(verification: Verification) -> bool:
     """Whether the checks that need no reference speak against the answer or its declaration."""
     return verification["verdict"] == VerdictWord.REJECT or declarations.fitting(verification) is not None
@@ -215,7 +247,8 @@ def _settle_unverified(context: Context, id: str, reason: str) -> str:
 
 def _forget(context: Context, id: str) -> None:
     """Free what replays left, now that the verdict is there; what a crash keeps of it expires by itself."""
-    keys = [key(id, second=second) for key in (request_key, outcome_key) for second in (False, True)]
+    kinds = (request_key, outcome_key, vouching_key)
+    keys = [key(id, second=second) for key in kinds for second in (False, True)]
     context.store.redis.unlink(*keys)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from policies.errors import ReplayError
 from policies.evidence import Endpoint, Evidence, Replay, ReplayForm
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.replays import UNREADABLE
+from verifier_pool.replays import UNREADABLE, Stamp
 
 VERSION = 1
 MAX_UNPACKED = 256 * 1024 * 1024
@@ -60,14 +60,20 @@ class _Requests(msgspec.Struct, forbid_unknown_fields=True):
     requests: list[_Request]
 
 
-class _Outcomes(msgspec.Struct, forbid_unknown_fields=True):
+class _Outcomes(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     v: int
     outcomes: list[_Replay | str]
+    stamp: Stamp | None = None
+
+
+class _Stamped(msgspec.Struct):
+    stamp: Stamp | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(_Requests)
 _outcomes = msgspec.msgpack.Decoder(_Outcomes)
+_stamped = msgspec.msgpack.Decoder(_Stamped)
 _UNREADABLE = (msgspec.MsgspecError, zstandard.ZstdError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
@@ -117,11 +123,15 @@ def unpack_requests(data: bytes) -> list[ReplayRequest]:
     return found
 
 
-def pack_outcomes(outcomes: Sequence[Replay | ReplayError]) -> bytes:
-    """What came of each choice's request: a replay, or the reason why there is none."""
+def pack_outcomes(outcomes: Sequence[Replay | ReplayError], stamp: Stamp | None = None) -> bytes:
+    """What came of each choice's request: a replay, or the reason why there is none.
+
+    Args:
+        stamp: who made the replays; None where that one has no canaries.
+    """
     packed = [each.reason if isinstance(each, ReplayError) else _packed_replay(each) for each in outcomes]
     try:
-        return _bounded(_encoder.encode(_Outcomes(VERSION, packed)))
+        return _bounded(_encoder.encode(_Outcomes(VERSION, packed, stamp)))
     except ReplayError as error:
         return _encoder.encode(_Outcomes(VERSION, [error.reason] * len(packed)))
 
@@ -143,6 +153,14 @@ def unpack_outcomes(data: bytes, expected: Sequence[Evidence]) -> list[Replay | 
     except _UNREADABLE as error:
         return [ReplayError(UNREADABLE, type(error).__name__) for _ in expected]
     return [_outcome(each, choice) for each, choice in zip(outcomes, expected, strict=True)]
+
+
+def stamp_of(data: bytes) -> Stamp | None:
+    """Who made the replays of an outcome; None where it does not say, or cannot be read."""
+    try:
+        return _stamped.decode(data).stamp
+    except _UNREADABLE:
+        return None
 
 
 def _request(packed: _Request, request: bytes) -> ReplayRequest:

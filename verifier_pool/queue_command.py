@@ -147,13 +147,14 @@ def _backends(redis: Redis, settings: Settings, now: float) -> list[dict[str, An
 
 
 def _references(redis: Redis, settings: Settings) -> list[dict[str, Any]]:
-    """By model, how often its references gave a known answer back or did not, and were started again."""
+    """By model, how often its references gave a known answer back or did not, were started again, and were wrong about
+    an answer each time, which is left undecided."""
     counts: dict[str, dict[str, int]] = {name: {} for name, model in settings.models.items() if model.reference}
     for field, count in cast(dict[bytes, bytes], redis.hgetall(CANARIES)).items():
         model, _, what = field.decode(errors="replace").rpartition(":")
         counts.setdefault(model, {})[what] = int(count)
     return [
-        {"model": model, **{what: found.get(what, 0) for what in ("passed", "failed", "restarts")}}
+        {"model": model, **{what: found.get(what, 0) for what in ("passed", "failed", "restarts", "unsound")}}
         for model, found in sorted(counts.items())
     ]
 
@@ -174,7 +175,7 @@ _QUEUE = {
     "dead": "dead",
 }
 _BACKEND = {"backend": "backend", "waiting": "waiting", "oldest_seconds": "oldest", "bytes": "bytes"}
-_REFERENCE = {"model": "model", "passed": "passed", "failed": "failed", "restarts": "restarts"}
+_REFERENCE = {name: name for name in ("model", "passed", "failed", "restarts", "unsound")}
 _LETTER = {
     "job": "job",
     "stage": "stage",
@@ -186,7 +187,7 @@ _LETTER = {
     "verdict": "verdict",
 }
 _NUMBERS = {"waiting", "first", *LANES, "in_flight", "later", "oldest_seconds", "age_seconds", "bytes", "dead", "tries"}
-_NUMBERS |= {"passed", "failed", "restarts"}
+_NUMBERS |= {"passed", "failed", "restarts", "unsound"}
 
 
 def _table(headings: dict[str, str], rows: Sequence[dict[str, Any]]) -> list[str]:

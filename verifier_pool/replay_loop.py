@@ -10,30 +10,24 @@ loop takes one job at a time and waits between them: not every job's tries are t
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue as queues
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from datetime import timedelta
-from typing import Any
 
 from redis.exceptions import RedisError
-from rq.job import JobStatus
-from rq.utils import now
 
 from policies.errors import ReplayError
 from policies.evidence import Replay
 from policies.settings import ReferenceSettings
+from verifier_pool.caretaker import Caretaker
 from verifier_pool.flights import Fate, Flight, Flying, read_flights
-from verifier_pool.loop import Loop
-from verifier_pool.packing import pack_outcomes
 from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.reference.base import Reference, ReplayRequest
-from verifier_pool.replays import CANARIES, FAILED, is_second, queue_of, response_of
-from verifier_pool.rq_job import place_of
+from verifier_pool.replay_endings import ReplayEndings
+from verifier_pool.replays import queue_of
 from verifier_pool.stages import Stages
 
 logger = logging.getLogger(__name__)
@@ -44,15 +38,13 @@ BATCH_BYTES = 8 * 1024 * 1024
 """Outcomes stored in one transaction, roughly: Redis serves nobody else while it runs."""
 TROUBLE_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits before another job is tried on a reference that just failed; the last one repeats."""
-RESTART_SECONDS = (1.0, 5.0, 15.0, 60.0)
-"""Waits before a reference is started again that did not start; the last one repeats."""
 LAST_WORDS_SECONDS = 20.0
 """How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
 SLOWEST = 3
 """How many times its time-out a replay may take while others get on."""
 
 
-class ReplayLoop(Loop):
+class ReplayLoop(ReplayEndings):
     """Takes replays of one model until `stop` is set; those in flight then are finished first.
 
     Args:
@@ -74,27 +66,28 @@ class ReplayLoop(Loop):
         on_tick: Callable[[], object] | None = None,
     ) -> None:
         name = queue_of(model, second=second)
-        super().__init__(name, stages.redis, stop, on_failed=self._give_up, on_tick=on_tick)
-        self._model = f"{model}:second" if second else model
+        super().__init__(name, stages, stop, on_tick=on_tick)
         self._reference = reference
-        self._stages = stages
+        self._care = Caretaker(f"{model}:second" if second else model, reference, stages, stop)
         self._limits = limits
         self._flying = Flying()
         self._landings: queues.SimpleQueue[Flight] = queues.SimpleQueue()
         self._landed: dict[Flight, None] = {}
         self._hand: list[str] = []
-        self._alone = self._unsound = False
+        self._alone = False
         self._troubles = 0
         self._not_before = 0.0
         self._last_success = time.monotonic()
 
     def serve(self, burst: bool = False) -> int:
-        """Work; returns how many jobs ended. With `burst` it ends when none waits, is due or in flight.
+        """Work; returns how many jobs ended, or were queued for what a canary said.
+
+        With `burst` it ends when none waits, is due or in flight.
 
         Raises:
             RedisError: Redis went away while nothing was in flight, or with `burst`, or for long after `stop`.
         """
-        done, next_tick, gone = 0, 0.0, float("inf")
+        done, next_tick, gone = -self._care.freed, 0.0, float("inf")
         with self._present():
             while True:
                 self._came_around = time.monotonic()
@@ -105,8 +98,11 @@ class ReplayLoop(Loop):
                     if time.monotonic() >= next_tick:
                         self._tick()
                         self._end_late_ones()
+                        self._care.look(burst=burst)
                         next_tick = time.monotonic() + 1
                     done += self._land()
+                    if self._care.wanted:
+                        self._send_canary()
                     taken = 0 if self._stop.is_set() else self._launch(0.0 if burst else 1.0)
                 except RedisError as error:
                     gone = min(gone, time.monotonic())
@@ -120,10 +116,15 @@ class ReplayLoop(Loop):
                     self._hang_up()
                     time.sleep(0.5)
                     continue
-                if not taken and not self._flying and (self._stop.is_set() or (burst and self._nothing_left())):
-                    return done
-                if not taken:
-                    self._wait()
+                if taken:
+                    continue
+                if not self._flying and (self._stop.is_set() or (burst and self._nothing_left())):
+                    self._care.look(burst=burst)
+                    if not self._care.wanted:
+                        if not burst:
+                            self._care.leave()
+                        return done + self._care.freed
+                self._wait()
 
     # Taking jobs
 
@@ -137,7 +138,7 @@ class ReplayLoop(Loop):
                 room,
                 tokens=max(self._limits.max_in_flight_tokens - self._flying.tokens, 0),
                 alone=not self._flying,
-                wait=0.0 if self._flying else patience,
+                wait=0.0 if self._flying or self._care.wanted else patience,
             )
         if not self._hand:
             return 0
@@ -158,6 +159,7 @@ class ReplayLoop(Loop):
         self._hand = []
         for flight in sorted(flights, key=lambda flight: -flight.tokens):
             flight.patience = max(flight.job.timeout or 0, 0) or flight.patience
+            flight.instance = self._care.instance
             self._flying.add(flight)
             flight.begin(self._submit, self._landings.put)
         self._send_canary()
@@ -165,7 +167,7 @@ class ReplayLoop(Loop):
 
     def _room(self) -> int:
         """How many jobs may be taken now."""
-        if time.monotonic() < self._not_before or (self._alone and self._flying):
+        if time.monotonic() < self._not_before or (self._alone and (self._flying or self._care.wanted)):
             return 0
         if self._alone or self._troubles:
             return 0 if self._flying else 1
@@ -185,14 +187,12 @@ class ReplayLoop(Loop):
         return self._reference.submit(request)
 
     def _send_canary(self) -> None:
-        canary = self._reference.canary
-        if canary is None or not self._flying or self._alone or not canary.due(time.monotonic()):
+        if self._alone and self._flying:
             return
-        flight = Flight(None)
-        flight.requests = [canary.request()]
-        flight.tokens = flight.requests[0].tokens
-        self._flying.add(flight)
-        flight.begin(self._reference.submit, self._landings.put)
+        flight = self._care.canary(flying=bool(self._flying))
+        if flight is not None:
+            self._flying.add(flight)
+            flight.begin(self._reference.submit, self._landings.put)
 
     # What lands
 
@@ -204,6 +204,8 @@ class ReplayLoop(Loop):
             self._collect(self.poll)
         elif time.monotonic() < self._not_before:
             self._stop.wait(min(0.1, self._not_before - time.monotonic()))
+        elif self._care.wanted:
+            time.sleep(self.poll)
 
     def _collect(self, seconds: float = 0.0) -> None:
         try:
@@ -219,7 +221,7 @@ class ReplayLoop(Loop):
         """Store what came of replays that ended, of some at least; returns how many jobs that were."""
         self._collect()
         self._judge_canaries()
-        if self._unsound:
+        if self._care.unsound:
             self._distrust()
         batch = self._batch()
         if not batch:
@@ -239,7 +241,7 @@ class ReplayLoop(Loop):
         for flight in self._landed:
             if len(batch) == BATCH or size > BATCH_BYTES:
                 break
-            fate = flight.settle(len(RETRY_SECONDS))
+            fate = flight.settle(len(RETRY_SECONDS), self._care.stamp(flight))
             batch.append((flight, fate))
             size += len(flight.packed) if fate is Fate.DONE else 0
         return batch
@@ -254,80 +256,17 @@ class ReplayLoop(Loop):
             self._not_before = time.monotonic() + TROUBLE_SECONDS[min(self._troubles, len(TROUBLE_SECONDS) - 1)]
             self._troubles += 1
 
-    def _end_alone(self, flight: Flight, fate: Fate, pipeline: Any) -> None:
-        """`_end`; a job at which that breaks takes no other down: it is a dead letter."""
-        commands = self.connection.pipeline()
-        try:
-            self._end(flight, fate, commands)
-        except Exception as error:
-            logger.error("job %s cannot be ended: %s", flight.job.id, place_of(type(error), error.__traceback__))
-            flight.failure = flight.failure or error
-            commands = self.connection.pipeline()
-            flight.job.meta = {}
-            self._bury(flight, commands)
-        pipeline.command_stack += commands.command_stack
-
-    def _end(self, flight: Flight, fate: Fate, pipeline: Any) -> None:
-        """What becomes of a job, as commands of one transaction. May be called again when that one failed."""
-        job = flight.job
-        job.ended_at = now()
-        if flight.void:
-            self._succeed(job, flight.execution, pipeline)
-        elif fate is Fate.DONE:
-            self._stages.answer(response_of(job.id), flight.packed, job.meta, pipeline, second=flight.second)
-            self._succeed(job, flight.execution, pipeline)
-        elif fate is Fate.AGAIN:
-            tries = job.number_of_retries or 0
-            self._again(flight, RETRY_SECONDS[tries], pipeline, number_of_retries=tries + 1)
-        elif job.retries_left:
-            wait = job.get_retry_interval()
-            self._again(flight, wait, pipeline, retries_left=job.retries_left - 1)
-        else:
-            self._bury(flight, pipeline)
-
-    def _again(self, flight: Flight, wait: float, pipeline: Any, **changes: int) -> None:
-        before = {name: getattr(flight.job, name) for name in changes}
-        vars(flight.job).update(changes)
-        self._leave_flight(flight, pipeline)
-        if wait:
-            self.queues[0].schedule_job(flight.job, now() + timedelta(seconds=wait), pipeline=pipeline)
-        else:
-            self.queues[0]._enqueue_job(flight.job, pipeline=pipeline)
-        vars(flight.job).update(before)
-
-    def _bury(self, flight: Flight, pipeline: Any) -> None:
-        """To the dead letters; the verdict comes without this replay."""
-        job = flight.job
-        logger.error("job %s fell for good: %s", job.id, flight.why)
-        outcome = pack_outcomes([ReplayError(f"{FAILED}: {flight.why}")])
-        self._stages.answer(response_of(job.id), outcome, job.meta, pipeline, second=flight.second)
-        self._leave_flight(flight, pipeline)
-        job.set_status(JobStatus.FAILED, pipeline=pipeline)
-        job._handle_failure(flight.why, pipeline=pipeline, worker_name=self.name)
-
-    def _leave_flight(self, flight: Flight, pipeline: Any) -> None:
-        self.cleanup_execution(flight.job, pipeline=pipeline, execution=flight.execution)
-
-    def _give_up(self, job_id: str, reason: str) -> None:
-        kind = reason.partition(": ")[2] or reason
-        self._stages.give_up(response_of(job_id), f"{FAILED}: {kind}", second=is_second(job_id))
-
     # Sick references
 
     def _judge_canaries(self) -> None:
         for flight in [flight for flight in self._landed if flight.is_canary]:
             flight.settle(0)
-            came = flight.outcomes[0] if flight.outcomes else None
-            assert self._reference.canary is not None
-            sound = self._reference.canary.judge(came if isinstance(came, Replay) else None)
-            self._unsound = self._unsound or not sound
             self._over([flight])
-            if isinstance(came, Replay):
-                self.connection.hincrby(CANARIES, f"{self._model}:{'passed' if sound else 'failed'}", 1)
+            self._care.judge(flight)
 
     def _distrust(self) -> None:
         """A canary came back wrong: nothing that is in flight, or just landed, counts; the reference starts anew."""
-        logger.critical("the reference of %s computes wrong numbers by its canary; it is started again", self._model)
+        self._care.distrust()
         flights = [flight for flight in self._flying if not flight.is_canary]
         with self.connection.pipeline() as pipeline:
             for flight in flights:
@@ -337,7 +276,6 @@ class ReplayLoop(Loop):
             flight.cancel()
         self._flying.remove(list(self._flying))
         self._landed.clear()
-        self._unsound = False
         self._restart()
 
     def _end_late_ones(self) -> None:
@@ -359,19 +297,8 @@ class ReplayLoop(Loop):
 
     def _restart(self) -> None:
         self._came_around = None
-        for wait in itertools.chain(RESTART_SECONDS, itertools.repeat(RESTART_SECONDS[-1])):
-            try:
-                self._reference.restart()
-                break
-            except ReplayError as error:
-                logger.critical("the reference of %s does not start: %s", self._model, error.reason)
-                if self._stop.wait(wait):
-                    break
+        self._care.restart()
         self._came_around = time.monotonic()
-        try:
-            self.connection.hincrby(CANARIES, f"{self._model}:restarts", 1)
-        except RedisError:
-            logger.warning("a restart was not counted")
 
     # Staying alive
 

@@ -4,7 +4,8 @@
     replayed:ID, replayed2:ID              what came of it, written once (SET NX): the first outcome is the outcome
     replaying                              sorted set of replay jobs that are not done, scored by the second at which
                                            they are given up
-    canaries                               hash: by `MODEL:passed`, `MODEL:failed` and `MODEL:restarts`, how often
+    canaries                               hash: by `MODEL:passed`, `MODEL:failed`, `MODEL:restarts` and
+                                           `MODEL:unsound` (`verifier_pool.vouching`), how often
 
 `verifier_pool.packing` says what they look like.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import NamedTuple
 
 from policies.evidence import Evidence, ReplayForm
 from policies.media import asked_with_media
@@ -64,6 +66,11 @@ def is_second(job_id: str) -> bool:
     return job_id.endswith(SUFFIXES["replay2"])
 
 
+def is_replay(job_id: str) -> bool:
+    """Whether a job is a replay, and not one of the passes."""
+    return job_id.endswith((SUFFIXES["replay"], SUFFIXES["replay2"]))
+
+
 def request_key(id: str, *, second: bool = False) -> str:
     """Key of what a reference is asked."""
     return f"{PREFIX}replay-request{'2' if second else ''}:{id}"
@@ -72,6 +79,18 @@ def request_key(id: str, *, second: bool = False) -> str:
 def outcome_key(id: str, *, second: bool = False) -> str:
     """Key of what came of it."""
     return f"{PREFIX}replayed{'2' if second else ''}:{id}"
+
+
+def vouching_key(id: str, *, second: bool = False) -> str:
+    """Key of how a response waited for its reference to be shown sound (`verifier_pool.vouching`)."""
+    return f"{PREFIX}vouching{'2' if second else ''}:{id}"
+
+
+class Stamp(NamedTuple):
+    """Who made a replay: which instance of a reference, and how many canaries it had been sent when that came back."""
+
+    instance: str
+    canaries: int
 
 
 def can_replay(choice: Evidence) -> bool:

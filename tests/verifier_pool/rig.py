@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from redis import Redis
 from rq import Queue
 from rq.serializers import JSONSerializer
+from rq.timeouts import TimerDeathPenalty
 
 from policies import codec
 from policies.evidence import Evidence
 from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
-from verifier_pool import context, jobs
+from verifier_pool import caretaker, context, fair, jobs, queue, replay_endings, replay_loop
 from verifier_pool.fair import options
 from verifier_pool.loop import Loop
 from verifier_pool.queue import (
@@ -40,6 +42,14 @@ DECLARATION = {"model": "toy", "runtime": "", "precision": "", "engine": "", "sp
 """What the settings of `toy` declare their backend to run."""
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is tried again is tried at once."""
+    for module in (replay_loop, replay_endings, fair, queue):
+        monkeypatch.setattr(module, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.0,))
+    monkeypatch.setattr(caretaker, "RESTART_SECONDS", (0.01,))
 
 
 def intent(redis: Redis, id: str, lost_at: float = 2**40) -> None:
@@ -107,6 +117,14 @@ class Pool:
         for thread in threads:
             thread.join()
         return done
+
+    def start(self) -> threading.Thread:
+        """`serve` in a thread of its own."""
+        # Alarms go to the main thread only.
+        self.loop.death_penalty_class = TimerDeathPenalty
+        thread = threading.Thread(target=self.serve)
+        thread.start()
+        return thread
 
 
 def worker(

@@ -12,7 +12,6 @@ from rq.job import Job, JobStatus
 from policies.verification import Verification
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import fair, queue, replay_loop
 from verifier_pool.fair import FairQueue
 from verifier_pool.loop import Loop
 from verifier_pool.queue import OPEN, VERIFY_QUEUE
@@ -32,9 +31,7 @@ RUBBISH += [
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (replay_loop, fair, queue):
-        monkeypatch.setattr(module, "RETRY_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.0,))
+    rig.no_waits(monkeypatch)
 
 
 def end_of(redis: Redis, pool: rig.Pool, id: str) -> Verification:

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from tests.verifier_pool import rig
-from tests.verifier_pool.test_audits import Second, declared, ready
+from tests.verifier_pool.audits import Second, declared, ready
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context
 from verifier_pool.fair import FairQueue

@@ -121,17 +121,19 @@ def test_sick_references_are_seen(redis: Redis, valkey_url: str, command: Comman
     reference = {"kind": "vllm_http", "url": "http://127.0.0.1:1"}
     models = {"toy": {}, "a:b": {"reference": reference}, "well": {"reference": reference}}
     command.configure(redis_url=valkey_url, models=models)
-    redis.hset(CANARIES, mapping={"a:b:passed": 7, "a:b:failed": 2, "a:b:restarts": 1, "gone:passed": 3})
+    redis.hset(
+        CANARIES, mapping={"a:b:passed": 7, "a:b:failed": 2, "a:b:restarts": 1, "a:b:unsound": 4, "gone:passed": 3}
+    )
     assert command.json("list")["references"] == [
-        {"model": "a:b", "passed": 7, "failed": 2, "restarts": 1},
-        {"model": "gone", "passed": 3, "failed": 0, "restarts": 0},
-        {"model": "well", "passed": 0, "failed": 0, "restarts": 0},
+        {"model": "a:b", "passed": 7, "failed": 2, "restarts": 1, "unsound": 4},
+        {"model": "gone", "passed": 3, "failed": 0, "restarts": 0, "unsound": 0},
+        {"model": "well", "passed": 0, "failed": 0, "restarts": 0, "unsound": 0},
     ]
     lines = command("list").splitlines()
     at = lines.index("known answers replayed")
     assert [line.split() for line in lines[at + 1 : at + 3]] == [
-        ["model", "passed", "failed", "restarts"],
-        ["a:b", "7", "2", "1"],
+        ["model", "passed", "failed", "restarts", "unsound"],
+        ["a:b", "7", "2", "1", "4"],
     ]
 
 

@@ -1,126 +1,26 @@
-"""One replay loop with a reference that answers when it is told to."""
+"""One replay loop: what it takes, what it holds at once, and in which order."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from redis import Redis
-from rq.exceptions import AbandonedJobError
 from rq.job import Job
-from rq.serializers import JSONSerializer
-from rq.timeouts import TimerDeathPenalty
 
-from policies.errors import ReplayError
-from policies.evidence import Evidence, Replay
-from policies.settings import Settings
 from tests.verifier_pool import rig
+from tests.verifier_pool.flying import Running, Told, letters, submit
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import context, fair, queue, replay_loop
 from verifier_pool.fair import FairQueue
-from verifier_pool.loop import Loop
-from verifier_pool.queue import evidence_key, verdict_key
-from verifier_pool.reference.base import ReplayRequest
-from verifier_pool.reference.canary import Canary, Known
-from verifier_pool.replays import CANARIES, REPLAYING, outcome_key, queue_of, replay_job, request_key
+from verifier_pool.replays import REPLAYING, queue_of, replay_job, request_key
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (replay_loop, fair, queue):
-        monkeypatch.setattr(module, "RETRY_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.0,))
-    monkeypatch.setattr(replay_loop, "RESTART_SECONDS", (0.01,))
-
-
-class Told(ToyReference):
-    """Holds what it is asked until `let` says how many may land; None is no limit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: list[tuple[ReplayRequest, Future[Replay]]] = []
-        self.most = 0
-        self.restarts = 0
-        self.failing: Callable[[ReplayRequest], str | None] = lambda _: None
-        self._lock = threading.Lock()
-
-    def submit(self, request: ReplayRequest) -> Future[Replay]:
-        future: Future[Replay] = Future()
-        with self._lock:
-            self.seen.append(request)
-            self.held.append((request, future))
-            self.most = max(self.most, len(self.held))
-        return future
-
-    def let(self, count: int | None = None) -> int:
-        with self._lock:
-            landing, self.held = self.held[:count], [] if count is None else self.held[count:]
-        for request, future in landing:
-            reason = self.failing(request)
-            if not future.set_running_or_notify_cancel():
-                continue
-            if reason is None:
-                future.set_result(ToyReference().replay([request])[0])
-            else:
-                future.set_exception(ReplayError(reason))
-        return len(landing)
-
-    def restart(self) -> None:
-        self.restarts += 1
-        self.failing = lambda _: None
-
-
-class Running:
-    """A pool at work in the background."""
-
-    def __init__(self, redis: Redis, rules: Settings, reference: ToyReference, **limits: Any) -> None:
-        self.stop = threading.Event()
-        self.pool = rig.worker(redis, rules, {"toy": reference}, self.stop, **limits)
-        # Alarms go to the main thread only.
-        self.pool.loop.death_penalty_class = TimerDeathPenalty
-        self.thread = threading.Thread(target=self.pool.serve)
-        self.thread.start()
-        self._reference = reference
-
-    def end(self) -> None:
-        self.stop.set()
-        while isinstance(self._reference, Told) and self.thread.is_alive():
-            self._reference.let()
-            self.thread.join(0.1)
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def told() -> Told:
-    return Told()
-
-
-@pytest.fixture
-def running(redis: Redis, valkey_url: str) -> Iterator[Callable[..., Running]]:
-    started: list[Running] = []
-
-    def start(reference: ToyReference, rules: Settings | None = None, **limits: Any) -> Running:
-        started.append(Running(redis, rules or settings(valkey_url), reference, **limits))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.end()
-
-
-def submit(redis: Redis, url: str, count: int, **changes: Any) -> list[str]:
-    return [rig.submit(redis, settings(url), [answer(**changes)]) for _ in range(count)]
-
-
-def letters(redis: Redis) -> list[str]:
-    return list(FairQueue(queue_of("toy"), connection=redis).failed_job_registry.get_job_ids())
+    rig.no_waits(monkeypatch)
 
 
 def test_hundreds_are_in_flight_at_once(
@@ -203,109 +103,6 @@ def test_choices_of_one_response_fly_together(
     assert found[1:] == ["too_long", "nothing_to_replay"]
 
 
-def test_a_passing_trouble_is_tried_again_and_then_final(redis: Redis, valkey_url: str) -> None:
-    rules = settings(valkey_url)
-    reference = ToyReference(lambda _: (_ for _ in ()).throw(ReplayError("unreachable")))
-    id = rig.submit(redis, rules, [answer()])
-    rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
-    assert "unreachable" in rig.verdict_of(redis, id)["reasons"]
-    assert len(reference.batches) == 4
-    assert letters(redis) == []
-
-
-def test_a_reference_that_is_down_does_not_spend_every_jobs_tries(
-    redis: Redis, valkey_url: str, running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay_loop, "TROUBLE_SECONDS", (0.3,))
-    down = [True]
-
-    def trouble(_: object) -> None:
-        if down[0]:
-            raise ReplayError("unreachable")
-
-    reference = ToyReference(trouble)
-    ids = submit(redis, valkey_url, 40)
-    running(reference, max_in_flight=2)
-    time.sleep(1.5)
-    assert 2 <= len(reference.batches) < 10
-    down[0] = False
-    verdicts = [rig.verdict_of(redis, id) for id in ids]
-    assert sum("unreachable" in verdict["reasons"] for verdict in verdicts) <= 3
-
-
-def fell(redis: Redis, ids: Sequence[str]) -> None:
-    """As if a process had died while these were in flight."""
-    for id in ids:
-        redis.hset(Job.key_for(replay_job(id)), "retries_left", 2)
-
-
-def test_what_was_in_flight_at_a_crash_runs_alone(
-    redis: Redis, valkey_url: str, told: Told, running: Callable[..., Running]
-) -> None:
-    ids = submit(redis, valkey_url, 8)
-    pool = rig.worker(redis, settings(valkey_url), {"toy": told})
-    pool.loop.serve(burst=True)
-    fell(redis, ids[2:4])
-    running(told)
-    # Those that nothing is known of fly together; the suspects one by one.
-    for flying in (6, 1, 1):
-        rig.wait_until(lambda count=flying: len(told.held) == count)  # type: ignore[misc]
-        time.sleep(0.1)
-        assert len(told.held) == flying
-        told.let()
-    for id in ids:
-        assert rig.verdict_of(redis, id)["audited"] is True
-
-
-def test_evidence_that_kills_its_engine_ends_among_the_dead_letters_alone(
-    redis: Redis, valkey_url: str, running: Callable[..., Running]
-) -> None:
-    rules = settings(valkey_url)
-    innocents = submit(redis, valkey_url, 30)
-    poison = rig.submit(redis, rules, [answer((9, 9, 9, 9))])
-    told = Told()
-    running(told)
-    deaths = 0
-    rig.wait_until(lambda: len(told.held) == 31)
-    deadline = time.monotonic() + 30
-    while not letters(redis):
-        assert time.monotonic() < deadline
-        with told._lock:
-            bad = any(len(request.prompt_ids) == 4 for request, _ in told.held)
-        if bad:
-            deaths += 1
-            assert deaths == 1 or len(told.held) == 1
-            told.failing = lambda _: "engine_failed"
-        told.let()
-        told.failing = lambda _: None
-        time.sleep(0.005)
-    told.let()
-    assert deaths == 4
-    assert letters(redis) == [replay_job(poison)]
-    while not all(context.current().store.decided(id) for id in innocents):
-        told.let()
-        time.sleep(0.01)
-    for id in innocents:
-        assert "replay_failed" not in str(rig.verdict_of(redis, id)["reasons"])
-    verdict = rig.verdict_of(redis, poison)
-    assert (verdict["verdict"], verdict["audited"]) == ("inconclusive", True)
-    assert "replay_failed: engine_failed" in verdict["reasons"]
-    assert [check["result"] for check in verdict["checks"]][:2] == ["pass", "pass"]
-
-
-def test_a_bug_in_a_reference_is_told_by_its_type_alone(redis: Redis, valkey_url: str) -> None:
-    def broken(_: object) -> None:
-        raise ZeroDivisionError("the prompt was SECRET")
-
-    id = rig.submit(redis, settings(valkey_url), [answer()])
-    rig.worker(redis, settings(valkey_url), {"toy": ToyReference(broken)}).serve(burst=True)
-    assert "replay_failed: ZeroDivisionError" in rig.verdict_of(redis, id)["reasons"]
-    assert letters(redis) == [replay_job(id)]
-    result = Job.fetch(replay_job(id), connection=redis, serializer=JSONSerializer).latest_result()
-    assert result is not None
-    assert result.exc_string == "ZeroDivisionError"
-
-
 def test_a_job_without_its_request_does_nothing(redis: Redis, valkey_url: str) -> None:
     reference = ToyReference()
     (id,) = submit(redis, valkey_url, 1)
@@ -316,17 +113,6 @@ def test_a_job_without_its_request_does_nothing(redis: Redis, valkey_url: str) -
     assert (reference.seen, letters(redis)) == ([], [])
 
 
-def test_a_damaged_request_costs_the_replay_only(redis: Redis, valkey_url: str) -> None:
-    (id,) = submit(redis, valkey_url, 1)
-    pool = rig.worker(redis, settings(valkey_url), {"toy": ToyReference()})
-    pool.loop.serve(burst=True)
-    redis.set(request_key(id), b"junk")
-    pool.serve(burst=True)
-    verdict = rig.verdict_of(redis, id)
-    assert (verdict["verdict"], verdict["audited"]) == ("inconclusive", True)
-    assert "bad_replay" in str(verdict["reasons"])
-
-
 @pytest.mark.parametrize("function", ["os.getcwd", "verifier_pool.jobs.verify"])
 def test_only_replays_are_run(redis: Redis, valkey_url: str, function: str) -> None:
     queue = FairQueue(queue_of("toy"), connection=redis)
@@ -334,19 +120,6 @@ def test_only_replays_are_run(redis: Redis, valkey_url: str, function: str) -> N
     (id,) = submit(redis, valkey_url, 1)
     rig.worker(redis, settings(valkey_url), {"toy": ToyReference()}).serve(burst=True)
     assert letters(redis) == ["intruder"]
-    assert rig.verdict_of(redis, id)["audited"] is True
-
-
-def test_what_is_over_its_time_is_taken_out_and_a_reference_that_hangs_is_started_again(
-    redis: Redis, valkey_url: str, told: Told, running: Callable[..., Running]
-) -> None:
-    rules = settings(valkey_url, verification={"job_timeout": 1})
-    id = rig.submit(redis, rules, [answer()])
-    running(told, rules)
-    rig.wait_until(lambda: told.restarts == 1)
-    assert told.held[0][1].cancelled()
-    rig.wait_until(lambda: len(told.seen) == 2)
-    told.let()
     assert rig.verdict_of(redis, id)["audited"] is True
 
 
@@ -362,97 +135,3 @@ def test_two_loops_share_a_queue_without_doing_anything_twice(
     counts = [len(reference.seen) for reference in references]
     assert sum(counts) == 200
     assert min(counts) > 20
-
-
-def test_heartbeats_keep_what_is_in_flight_from_being_taken_twice(
-    redis: Redis, valkey_url: str, told: Told, running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Loop, "patience", 3)
-    monkeypatch.setattr(Loop, "pulse", 0.2)
-    ids = submit(redis, valkey_url, 20)
-    first = running(told)
-    rig.wait_until(lambda: len(told.held) == 20)
-    other = rig.worker(redis, settings(valkey_url), {"toy": ToyReference()})
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        other.replaying[0].run_maintenance_tasks()  # type: ignore[no-untyped-call]
-        assert other.replaying[0].serve(burst=True) == 0
-        time.sleep(0.2)
-    told.let()
-    for id in ids:
-        rig.verdict_of(redis, id)
-    assert len(told.seen) == 20
-    first.end()
-
-
-def canary_of(good: Evidence, seconds: float) -> Canary:
-    canary = Canary(seconds)
-    canary.learn([Known(good.prompt_ids, good.output_ids, good.claim_ids, good.claim_logprobs)])
-    return canary
-
-
-def test_canaries_are_mixed_in_and_counted(redis: Redis, valkey_url: str) -> None:
-    reference = ToyReference()
-    reference.canary = canary_of(answer((1, 2, 3)), 1e-9)
-    ids = submit(redis, valkey_url, 3)
-    rig.worker(redis, settings(valkey_url), {"toy": reference}, max_in_flight=1).serve(burst=True)
-    for id in ids:
-        rig.verdict_of(redis, id)
-    assert [len(request.prompt_ids) for request in reference.seen] == [3] * 6
-    assert redis.hgetall(CANARIES) == {b"toy:passed": b"3"}
-
-
-def test_a_reference_whose_canary_is_wrong_is_started_again_and_its_replays_repeated(
-    redis: Redis, valkey_url: str, told: Told, running: Callable[..., Running], caplog: pytest.LogCaptureFixture
-) -> None:
-    ids = submit(redis, valkey_url, 20)
-    told.canary = canary_of(answer((1, 2, 3), salt=1), 3600)  # another model's answer
-    running(told)
-    rig.wait_until(lambda: len(told.held) == 21)
-    told.held.sort(key=lambda held: -int(held[0].prompt_ids[0]))
-    told.let(10)
-    rig.wait_until(lambda: sum(redis.exists(outcome_key(id)) or redis.exists(verdict_key(id)) for id in ids) == 10)
-    told.held.reverse()
-    told.let(1)
-    rig.wait_until(lambda: told.restarts == 1)
-    told.canary = None
-    told.held = [held for held in told.held if not held[1].cancelled()]
-    repeated = 0
-    while not all(context.current().store.decided(id) for id in ids):
-        repeated += told.let()
-        time.sleep(0.01)
-    # The ten that had landed before it spoke are what they are.
-    assert repeated == 10
-    assert redis.hgetall(CANARIES) == {b"toy:failed": b"1", b"toy:restarts": b"1"}
-    assert "wrong numbers" in caplog.text
-    assert letters(redis) == []
-
-
-def test_a_worker_that_is_told_to_stop_lands_what_flies(
-    redis: Redis, valkey_url: str, told: Told, running: Callable[..., Running]
-) -> None:
-    ids = submit(redis, valkey_url, 100)
-    first = running(told, max_in_flight=80)
-    rig.wait_until(lambda: len(told.held) == 80)
-    first.stop.set()
-    time.sleep(0.3)
-    assert first.thread.is_alive()
-    told.let()
-    first.end()
-    assert not told.held
-    rig.worker(redis, settings(valkey_url), {"toy": ToyReference()}).serve(burst=True)
-    for id in ids:
-        rig.verdict_of(redis, id)
-    assert len(told.seen) == 80
-
-
-def test_an_abandoned_replay_that_is_out_of_tries_is_given_up(redis: Redis, valkey_url: str) -> None:
-    (id,) = submit(redis, valkey_url, 1)
-    pool = rig.worker(redis, settings(valkey_url), {"toy": ToyReference()})
-    pool.loop.serve(burst=True)
-    pool.replaying[0]._on_exception(Job.fetch(replay_job(id), redis), AbandonedJobError, AbandonedJobError(), None)
-    redis.hset(Job.key_for(replay_job(id)), "retries_left", 0)
-    pool.replaying[0]._on_exception(Job.fetch(replay_job(id), redis), AbandonedJobError, AbandonedJobError(), None)
-    pool.loop.serve(burst=True)
-    assert "replay_failed: AbandonedJobError" in rig.verdict_of(redis, id)["reasons"]
-    assert redis.exists(evidence_key(id))

@@ -108,4 +108,4 @@ def test_a_request_that_is_too_large_is_too_long(
 
 
 def test_ids_of_jobs() -> None:
-    assert jobs_of("x") == ["x", "x-r", "x-j", "x-r2", "x-j2"]
+    assert jobs_of("x") == ["x", "x-r", "x-j", "x-v", "x-r2", "x-j2", "x-v2"]

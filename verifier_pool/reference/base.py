@@ -54,11 +54,14 @@ class Reference(ABC):
         max_tokens: prompt and output together that it can replay; None where it does not know (yet). A longer
             replay ends as `too_long`.
         canary: its replays with a known answer, to be mixed into the traffic; None where it has none.
+        life: changes with each start of its engine, before the new one takes work, as far as it knows of them. A canary
+            says nothing about replays of another life.
     """
 
     name: str = ""
     max_tokens: int | None = None
     canary: Canary | None = None
+    life: int = 0
 
     @abstractmethod
     def submit(self, request: ReplayRequest) -> Future[Replay]:

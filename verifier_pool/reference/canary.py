@@ -11,9 +11,9 @@ reach 0.15. Another model, or four-bit weights, lies at 0.9 and more, random tok
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,14 @@ AGREEMENT = 0.3
 
 CUT = 1.0
 """Nats: one router flip of a mixture of experts can move one token by tens, and says nothing about the rest."""
+
+FORMS: tuple[ReplayForm, ...] = ("full", "ids")
+
+WANTED_SECONDS = 1.0
+"""Between two canaries at least, however many want one: what a liar who always accuses may cost the engine."""
+
+STUDY_SECONDS = 10.0
+"""Between two tries to find out a known answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +96,13 @@ def agrees(ids: Ids, logprobs: Logprobs, replay: Replay) -> bool:
 
 
 class Canary:
-    """Which canary is sent next, and when. One is out at a time; good and bad ones in turn, in both forms.
+    """When a canary is sent: all known answers, good and bad, each in both forms. One is out at a time.
 
     Silent until its reference knows an answer (`learn`): a server may come up later than the pool.
+
+    Attributes:
+        sent: how many were.
+        token: names its reference, from one start to the next (`renew`), among all there are.
     """
 
     def __init__(self, seconds: float, study: Callable[[], None] | None = None) -> None:
@@ -101,53 +113,79 @@ class Canary:
         """
         self._seconds, self._study = seconds, study
         self._lock = threading.Lock()
-        self._turns: Iterator[tuple[Known, ReplayForm]] | None = None
-        self._next = float("-inf")
-        self._out: Known | None = None
+        self._turns: list[tuple[Known, ReplayForm]] = []
+        self._last = float("-inf")
+        self._out: list[tuple[Known, ReplayForm]] | None = None
+        self._hopeless = False
+        self.sent = 0
+        self.renew()
 
     @property
     def known(self) -> bool:
         """Whether an answer is known."""
-        return self._turns is not None
+        return bool(self._turns)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there are, or may yet be, any canaries."""
+        return self._seconds > 0 and not self._hopeless
 
     def learn(self, known: Sequence[Known]) -> None:
-        """Take these answers in turn from now on.
+        """Send these answers from now on.
 
         Args:
             known: good and bad ones, at least one.
         """
-        turns = [(each, form) for form in ("full", "ids") for each in known]
         with self._lock:
-            self._turns = itertools.cycle(turns)  # type: ignore[arg-type]
+            self._turns = [(each, form) for each in known for form in FORMS]
+            self._hopeless = False
 
-    def due(self, now: float) -> bool:
+    def renew(self) -> None:
+        """Its reference was started again: what canaries say from now on is about another one."""
+        self.token = secrets.token_hex(8)
+
+    def give_up(self) -> None:
+        """There is no known answer, and there will be none."""
+        self._hopeless = True
+
+    def due(self, now: float, *, wanted: bool = False) -> bool:
         """Whether one is to be sent: its time has come, and the last one is back.
 
         Args:
             now: seconds of any one clock.
+            wanted: somebody waits for one, so that `WANTED_SECONDS` after the last one are enough.
         """
         with self._lock:
-            if not self._seconds or self._out is not None or now < self._next:
+            soon = WANTED_SECONDS if self._turns else STUDY_SECONDS
+            seconds = min(soon, self._seconds) if wanted else self._seconds
+            if not self.possible or self._out is not None or now < self._last + seconds:
                 return False
-            self._next = now + self._seconds
-            known = self._turns is not None
-        if not known and self._study is not None:
+            self._last = now
+        if not self.known and self._study is not None:
             self._study()
-        return known
+            return False
+        return self.known
 
-    def request(self) -> ReplayRequest:
-        """The next canary, to be submitted like any other replay; `judge` must follow."""
+    def requests(self) -> list[ReplayRequest]:
+        """The next canary, each request to be submitted like any other replay; `judge` must follow."""
         with self._lock:
-            assert self._turns is not None, "no answer is known"
-            self._out, form = next(self._turns)
-            return self._out.request(form)
+            assert self._turns, "no answer is known"
+            self._out = self._turns
+            self.sent += 1
+            return [known.request(form) for known, form in self._out]
 
-    def judge(self, replay: Replay | None) -> bool:
+    def judge(self, replays: Sequence[Replay | None]) -> bool | None:
         """Whether the reference is sound by the canary that was out. False: take it out of service.
 
         Args:
-            replay: of the last `request`; None when it failed, which says nothing about the numbers.
+            replays: of the last `requests`, in their order; None for what failed, which says nothing about numbers.
+
+        Returns:
+            None where not all came back, and nothing is wrong with those that did.
         """
         with self._lock:
-            known, self._out = self._out, None
-        return known is None or replay is None or known.holds(replay)
+            turns, self._out = self._out or [], None
+        came = [(known, replay) for (known, _), replay in zip(turns, replays, strict=False) if replay is not None]
+        if not all(known.holds(replay) for known, replay in came):
+            return False
+        return True if came and len(came) == len(turns) else None

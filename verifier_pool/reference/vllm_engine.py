@@ -214,6 +214,7 @@ class VllmEngine(Reference):
             await _stopped(engine)
             raise
         engine.patience = settings.timeout
+        self.life += 1
         self._engine = engine
         return engine
 

@@ -95,6 +95,10 @@ class VllmHttp(Reference):
             finally:
                 rendering.cancel()
                 await asyncio.gather(rendering, return_exceptions=True)
+        except ReplayError as error:
+            if error.reason == "unreachable":
+                self.life += 1  # whoever answers next may be another
+            raise
         except asyncio.CancelledError:
             if self._closing:
                 raise ReplayError("engine_failed", "the reference was closed") from None
@@ -121,8 +125,12 @@ class VllmHttp(Reference):
     async def _doubt(self) -> None:
         if self._getting_ready is not None:
             await asyncio.wait([self._getting_ready])
-        self._ready, self._doubted = False, True
+        self._doubt_it()
         await self._be_ready()
+
+    def _doubt_it(self) -> None:
+        self.life += 1
+        self._ready, self._doubted = False, True
 
     def _begin_to_study(self) -> None:
         if self._studying is None or self._studying.done():
@@ -134,7 +142,9 @@ class VllmHttp(Reference):
             await self._examine()
         except ReplayError as error:
             if error.reason == "self_test":
-                self._ready, self._doubted = False, True
+                self._doubt_it()
+            elif error.reason in ("refused", "too_long"):
+                self.canary.give_up()
             logger.warning("the reference of the canaries gives no known answer: %s", error)
 
     async def _examine(self) -> None:

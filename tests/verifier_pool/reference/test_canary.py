@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from policies.evidence import Replay
 from tests.verifier_pool.toy import VOCAB, answer, rows
-from verifier_pool.reference.canary import AGREEMENT, CUT, Canary, Known, agrees, gap, spoiled
+from verifier_pool.reference.canary import (
+    AGREEMENT,
+    CUT,
+    STUDY_SECONDS,
+    WANTED_SECONDS,
+    Canary,
+    Known,
+    agrees,
+    gap,
+    spoiled,
+)
 
 VOCABULARY = np.arange(VOCAB, dtype=np.int32)
 
@@ -82,18 +92,37 @@ def test_noise_agrees_and_a_shift_beyond_it_does_not(noise: list[float]) -> None
     assert not agrees(ids, claimed, Replay(ids, near.logprobs - 0.6))
 
 
-def test_good_and_bad_take_turns_in_both_forms() -> None:
+def test_good_and_bad_in_both_forms() -> None:
     canary = Canary(10)
     good, bad = known(), spoiled(known(), VOCABULARY)
     canary.learn([good, bad])
-    seen = []
-    for turn in range(8):
-        assert canary.due(turn * 10.0)
-        request = canary.request()
-        seen.append((np.array_equal(request.output_ids, good.output_ids), request.form))
-        assert canary.judge(replayed(request))
-    turns = [(True, "full"), (False, "full"), (True, "ids"), (False, "ids")]
-    assert seen == turns * 2
+    assert canary.due(0)
+    requests = canary.requests()
+    seen = [(np.array_equal(request.output_ids, good.output_ids), request.form) for request in requests]
+    assert seen == [(True, "full"), (True, "ids"), (False, "full"), (False, "ids")]
+    assert canary.judge([replayed(request) for request in requests]) is True
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_one_wrong_answer_is_enough(wrong: int) -> None:
+    canary = Canary(10)
+    good, bad = known(), spoiled(known(), VOCABULARY)
+    canary.learn([good, bad])
+    assert canary.due(0)
+    replays: list[Replay | None] = [replayed(request) for request in canary.requests()]
+    replays[wrong] = replayed(good.request(), salt=1) if wrong < 2 else Replay(bad.ids, bad.logprobs)
+    others = [at for at in range(4) if at != wrong]
+    replays[others[0]] = None
+    assert canary.judge(replays) is False
+
+
+@pytest.mark.parametrize("came", [[], [None], [None, None]])
+def test_what_never_came_back_says_nothing_about_the_numbers(came: list[None]) -> None:
+    canary = Canary(10)
+    canary.learn([known()])
+    for replays in (came, [replayed(known().request()), *came]):
+        canary.requests()
+        assert canary.judge(replays) is None
 
 
 def test_one_is_out_at_a_time_and_not_too_often() -> None:
@@ -101,30 +130,59 @@ def test_one_is_out_at_a_time_and_not_too_often() -> None:
     canary.learn([known()])
     assert canary.due(100)
     assert not canary.due(101)
-    request = canary.request()
+    requests = canary.requests()
     assert not canary.due(500)
-    assert not canary.judge(replayed(request, salt=1))
+    assert canary.judge([replayed(request, salt=1) for request in requests]) is False
     assert canary.due(500)
-    canary.request()
-    # What never came back says nothing about the numbers.
-    assert canary.judge(None)
+    canary.requests()
+    canary.judge([None, None])
     assert not canary.due(509)
     assert canary.due(510)
+
+
+def test_who_waits_for_one_gets_it_sooner_but_not_at_any_rate() -> None:
+    canary = Canary(10)
+    canary.learn([known()])
+    assert canary.due(100, wanted=True)
+    assert not canary.due(100, wanted=True)
+    assert not canary.due(100.9, wanted=True)
+    assert canary.due(100 + WANTED_SECONDS, wanted=True)
+    assert not canary.due(105)
+    often = Canary(0.1)
+    often.learn([known()])
+    assert often.due(1, wanted=True)
+    assert often.due(1.2, wanted=True)
 
 
 def test_never() -> None:
     canary = Canary(0, lambda: pytest.fail("asked"))
     canary.learn([known()])
     assert not canary.due(1e9)
+    assert not canary.due(1e9, wanted=True)
+    assert not canary.possible
 
 
 def test_what_is_not_known_yet_is_found_out_when_it_is_due() -> None:
     asked: list[int] = []
-    canary = Canary(10, lambda: asked.append(1))
+    canary = Canary(60, lambda: asked.append(1))
     assert not asked
     assert not canary.due(5)
     assert not canary.due(6)
     assert len(asked) == 1
-    canary.learn([known()])
-    assert canary.due(15)
+    # Finding out costs more than a canary.
+    assert not canary.due(6.5 + WANTED_SECONDS, wanted=True)
     assert len(asked) == 1
+    assert not canary.due(5 + STUDY_SECONDS, wanted=True)
+    assert len(asked) == 2
+    assert canary.possible
+    canary.learn([known()])
+    assert canary.due(90)
+    assert len(asked) == 2
+
+
+def test_there_may_be_none() -> None:
+    canary = Canary(10, lambda: canary.give_up())
+    assert canary.possible
+    assert not canary.due(5)
+    assert not canary.possible
+    assert not canary.due(500)

@@ -177,10 +177,10 @@ def test_its_canaries_tell_its_weights_from_others(engine: Reference) -> None:
     assert canary is not None
     for turn in range(4):
         assert canary.due(1000.0 * turn)
-        assert canary.judge(engine.replay([canary.request()])[0])
+        assert canary.judge(engine.replay(canary.requests()))
     assert canary.due(9000)
-    (replay,) = engine.replay([canary.request()])
-    assert not canary.judge(replace(replay, logprobs=replay.logprobs - 1))
+    replays = engine.replay(canary.requests())
+    assert not canary.judge([replace(replay, logprobs=replay.logprobs - 1) for replay in replays])
 
 
 @pytest.mark.e2e

@@ -319,11 +319,11 @@ def test_its_canaries(start: Open) -> None:
     verdicts = []
     for turn in range(4):
         assert engine.canary.due(turn * 60.0)
-        verdicts.append(engine.canary.judge(engine.replay([engine.canary.request()])[0]))
+        verdicts.append(engine.canary.judge(engine.replay(engine.canary.requests())))
     assert verdicts == [True] * 4
     FakeLlm.made[-1].drift = lambda ids: -2.0
     assert engine.canary.due(1000)
-    assert not engine.canary.judge(engine.replay([engine.canary.request()])[0])
+    assert not engine.canary.judge(engine.replay(engine.canary.requests()))
 
 
 def test_a_bare_prefill(start: Open) -> None:

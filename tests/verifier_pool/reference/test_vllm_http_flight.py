@@ -136,10 +136,10 @@ def test_its_canaries(scores: bool) -> None:
         until(lambda: canary.known)
         for now in range(1, 5):
             assert canary.due(now)
-            assert canary.judge(reference.replay([canary.request()])[0])
+            assert canary.judge(reference.replay(canary.requests()))
         lie(fake)
         assert canary.due(9)
-        assert not canary.judge(reference.replay([canary.request()])[0])
+        assert not canary.judge(reference.replay(canary.requests()))
 
 
 def lie(fake: FakeVllm) -> None:
