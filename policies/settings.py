@@ -61,8 +61,8 @@ class ReferenceSettings(Section):
     Attributes:
         max_in_flight: replays that one reference process holds at once; the engine batches them.
         max_in_flight_tokens: their tokens, prompts and outputs together; one longer replay runs alone.
-        canary_seconds: how often replays with known answers are mixed in, and at most how long before the next one after
-            a replay that accuses a backend; 0 is never, and what accuses is then believed as it is.
+        canary_seconds: how often replays with known answers are mixed in, besides those after a replay that accuses a
+            backend; 0 is never, and what accuses is then believed as it is.
     """
 
     kind: Literal["vllm_engine", "vllm_http"]
