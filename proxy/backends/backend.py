@@ -55,6 +55,7 @@ class Backend:
 
     __slots__ = (
         "_clock",
+        "_lost",
         "_probes_in_a_row",
         "_rules",
         "_standing",
@@ -93,6 +94,7 @@ class Backend:
         self._rules = breaker
         self._clock = clock
         self._probes_in_a_row = 0
+        self._lost = False
 
     @property
     def name(self) -> str:
@@ -156,8 +158,8 @@ class Backend:
 
     def began(self, entry: Entry) -> None:
         """An answer began."""
-        if self.resting_until:
-            self.rest(0)
+        if self._lost:
+            self._rest(0)
         before = self.breaker.state
         if self.breaker.began(entry):
             self._tell(before)
@@ -173,16 +175,20 @@ class Backend:
     def failed(self, entry: Entry, kind: Failure) -> None:
         """A request failed."""
         self.failure = Trouble(kind, time.time())
-        if kind == "unreachable":
-            self.rest(_REST_SECONDS)
+        if kind == "unreachable" and self.resting_until < self._clock() + _REST_SECONDS:
+            self._rest(_REST_SECONDS)
+            self._lost = True
         before = self.breaker.state
         if self.breaker.failed(entry, kind, self._clock()):
             self._tell(before)
             self.changed()
 
     def rest(self, seconds: float) -> None:
-        """The others go first for so long, at most `breaker.longest_rest`; 0 ends a rest."""
-        seconds = min(seconds, self._rules.longest_rest)
+        """It wants the others to go first for so long; it gets `breaker.longest_rest` at most."""
+        self._rest(min(seconds, self._rules.longest_rest))
+
+    def _rest(self, seconds: float) -> None:
+        self._lost = False
         self.resting_until = self._clock() + seconds if seconds > 0 else 0.0
         self.changed()
 

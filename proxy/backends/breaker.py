@@ -11,7 +11,7 @@ from policies.settings import BreakerSettings
 State = Literal["closed", "open", "half_open"]
 STATES: tuple[State, ...] = get_args(State)
 
-Failure = Literal["unreachable", "timeout", "closed", "status", "broken"]
+Failure = Literal["unreachable", "timeout", "disconnected", "status", "broken"]
 """How a request failed: no connection, silence, a connection closed before the answer, a status of 500 or more, an
 answer that broke off."""
 

@@ -11,6 +11,7 @@ import asyncio
 import http.cookiejar
 import logging
 import random
+import ssl
 
 import httpx
 import msgspec
@@ -41,11 +42,10 @@ _models = msgspec.json.Decoder(_Models)
 class Probes:
     """Asks every backend every `interval` seconds, each in a task of its own: one that hangs holds up no other."""
 
-    def __init__(self, rules: HealthSettings, backends: Backends, metrics: Metrics, *, connect: float = 5.0) -> None:
+    def __init__(self, rules: HealthSettings, backends: Backends, metrics: Metrics) -> None:
         self._rules = rules
         self._backends = backends.all
         self._metrics = metrics
-        self._connect = connect
         self._chance = random.Random()
         self._client: httpx.AsyncClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +127,9 @@ def _lacks(body: bytes, model: str) -> bool:
 def _client() -> httpx.AsyncClient:
     client = httpx.AsyncClient(
         headers={"user-agent": "countersign", "accept": "application/json", "accept-encoding": "identity"},
-        timeout=None,  # each probe has its own
+        timeout=None,
+        # Requests trust what the machine trusts; httpx by itself would not.
+        verify=ssl.create_default_context(),
         trust_env=False,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )

@@ -13,7 +13,7 @@ from policies.settings import BreakerSettings
 from proxy.backends.breaker import ANSWERING, Breaker, Entry, Failure
 
 RULES = BreakerSettings(failures=3, open_seconds=2, longest=16)
-KINDS = st.sampled_from(["unreachable", "timeout", "closed", "status", "broken"])
+KINDS = st.sampled_from(["unreachable", "timeout", "disconnected", "status", "broken"])
 
 
 def _breaker(chance: float = 0.0, rules: BreakerSettings = RULES) -> Breaker:
@@ -66,7 +66,7 @@ def test_centuries_of_failures() -> None:
     breaker = _breaker()
     _fail(breaker, 0)
     for _ in range(5000):
-        breaker.failed(breaker.enter(breaker.until), "closed", breaker.until)
+        breaker.failed(breaker.enter(breaker.until), "disconnected", breaker.until)
     assert breaker.opened > 5000
     assert breaker.until < 5001 * 16
 
@@ -133,7 +133,7 @@ def test_asked_for_want_of_anybody_else() -> None:
     assert (breaker.state, breaker.failures) == ("closed", 0)
 
 
-@pytest.mark.parametrize("kind", ["unreachable", "timeout", "closed"])
+@pytest.mark.parametrize("kind", ["unreachable", "timeout", "disconnected"])
 def test_silent_ones_are_not_answering(kind: Failure) -> None:
     breaker = _breaker()
     _fail(breaker, 0, kind=kind)

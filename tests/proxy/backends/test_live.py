@@ -85,8 +85,8 @@ def _until(condition: Callable[[], object], timeout: float = 5.0) -> None:
     ("script", "kind"),
     [
         ([ERROR], "status"),
-        ([Close()], "closed"),
-        ([Close(reset=True)], "closed"),
+        ([Close()], "disconnected"),
+        ([Close(reset=True)], "disconnected"),
         ([wire.whole(wire.BODY)[:-30], Close()], "broken"),
         ([5.0], "timeout"),
         ([wire.whole(wire.BODY)[:60], 5.0], "timeout"),
@@ -120,13 +120,19 @@ def test_one_that_dies_and_comes_back(make_rig: Callable[..., Rig], second: Fake
                 {"name": "b1", "url": second.url, "model": "m"},
                 {"name": "b2", "url": dying.url, "model": "m"},
             ],
-            breaker=QUICK | {"longest_rest": 0},
+            breaker=QUICK,
         )
         second.script = [wire.whole(wire.BODY)]
         assert [rig.chat().status_code for _ in range(4)] == [200] * 4
         assert len(dying.requests) == 2
     assert [rig.chat().status_code for _ in range(12)] == [200] * 12
+    assert rig.proxy.services.backends.all[1].breaker.failures == 1
+    page = rig.http.get("/metrics").text
+    assert 'countersign_asked_another_total{backend="b2",model="m",reason="unreachable"} 1.0' in page
+    for _ in range(3):
+        assert rig.chat(headers={"x-countersign-backend": "b2"}).status_code == 503
     assert _breaker(rig, 1) == "open"
+    rig.proxy.services.backends.all[1].rest(0)
     with FakeBackend([wire.whole(wire.BODY)], port=port) as alive:
         _until(lambda: rig.chat().status_code == 200 and alive.requests)
         assert _breaker(rig, 1) == "closed"

@@ -129,10 +129,16 @@ async def test_a_rest_is_over_with_an_answer_or_by_itself() -> None:
     assert {await fleet.first() for _ in range(6)} == {"b1", "b2"}
     fleet.clock.now += 10.001
     assert {await fleet.first() for _ in range(6)} == {"b1", "b2"}
-    resting.rest(10)
+    fleet.fail(resting, "unreachable", times=1)
+    assert [await fleet.first() for _ in range(6)] == ["b2"] * 6
     with Turn(resting) as turn:
         turn.began()
     assert {await fleet.first() for _ in range(6)} == {"b1", "b2"}
+    # A rest that it asked for is not over because an answer begins that was asked for before.
+    resting.rest(10)
+    with Turn(resting) as turn:
+        turn.began()
+    assert [await fleet.first() for _ in range(6)] == ["b2"] * 6
 
 
 def test_probes_turn_it_off_and_on(caplog: pytest.LogCaptureFixture) -> None:
