@@ -30,12 +30,8 @@ class Outcomes:
         cases = sorted({number for mark in item.iter_markers("cases") for number in mark.args})
         if "tests/fidelity" not in item.nodeid or not (report.when == "call" or report.failed):
             return report
-        row = {
-            "test": item.nodeid.rpartition("tests/fidelity/")[2],
-            "cases": cases,
-            "outcome": HOLDS,
-            "seconds": round(call.duration, 2),
-        }
+        test, seconds = item.nodeid.rpartition("tests/fidelity/")[2], round(call.duration, 2)
+        row = {"test": test, "cases": cases, "outcome": HOLDS, "seconds": seconds}
         if call.excinfo is not None and not report.skipped:
             row["outcome"] = self._kind(item, call.excinfo.value)
             row["why"] = " ".join(call.excinfo.exconly().split())[:MOST]

@@ -12,9 +12,6 @@ FOLDERS = sorted((Path(__file__).parents[1] / "data").glob("vllm-*"))
 class Recording:
     """One request of an index, with its bodies: as the proxy asks (`body`), and as the client asked (`plain`)."""
 
-    tokenizer = Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json"
-    """Of the model that the recordings on a CPU are of, cut down to the tokens that occur."""
-
     def __init__(self, folder: Path, row: dict[str, Any]) -> None:
         name: str = row["name"]
         self._stem = folder / name
