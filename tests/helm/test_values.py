@@ -50,10 +50,38 @@ WRONG: list[tuple[Values, str]] = [
     ({"proxy": {"env": [{"name": "COUNTERSIGN_AUDIT__SECRET", "value": "s"}]}}, "/proxy/env/0"),
     ({"worker": {"env": [{"name": "HF_TOKEN", "value": "s"}]}}, "/worker/env/0"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_PORT", "value": "1"}]}}, "/proxy/env/0/name"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_port", "value": "1"}]}}, "/proxy/env/0/name"),
+    # However it is spelt, and in whatever it hides.
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_audit__secret", "value": "s"}]}}, "/proxy/env/0"),
+    ({"webhooks": {"env": [{"name": "COUNTERSIGN_WEBHOOK", "value": "{secret: s}"}]}}, "/webhooks/env/0/value"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_BACKENDS", "value": "[{API_KEY: s}]"}]}}, "/proxy/env/0/value"),
+    ({"proxy": {"env": [{"name": "HTTPS_PROXY", "value": "http://user:word@host"}]}}, "/proxy/env/0/value"),
+    ({"reference": {"env": [{"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": "a=b"}]}}, "/reference/env/0"),
+    ({"settings": {"backends": [SERVER | {"url": "https://user:word@host"}]}}, "/settings/backends/0/url"),
+    ({"settings": {"webhook": {"url": "https://user:word@host"}}}, "/settings/webhook"),
+    ({"monitoring": {"prometheus": {"url": "https://user:word@host"}}}, "/monitoring/prometheus/url"),
+    ({"monitoring": {"prometheus": {"selector": "{a=b}"}}}, "/monitoring/prometheus/selector"),
+    ({"monitoring": {"serviceMonitor": {"interval": "15"}}}, "/monitoring/serviceMonitor/interval"),
+    ({"monitoring": {"rules": {"rejectShare": 1.2}}}, "/monitoring/rules/rejectShare"),
+    ({"monitoring": {"rule": {}}}, "rule"),
+    ({"proxy": {"autoscaling": {"inFlights": 5}}}, "inFlights"),
+    ({"proxy": {"autoscaling": {"minReplicas": 0}}}, "/proxy/autoscaling/minReplicas"),
+    ({"proxy": {"autoscaling": {"waiting": 5}}}, "waiting"),
+    ({"reference": {"autoscaling": {"maxReplicas": "many"}}}, "/reference/autoscaling/maxReplicas"),
+    ({"webhooks": {"autoscaling": {"enabled": True}}}, "autoscaling"),
+    ({"topologySpread": [{"topologyKey": "zone"}]}, "/topologySpread/0"),
+    ({"topologySpread": [{"topologyKey": "z", "maxSkew": 1, "whenUnsatisfiable": "Maybe"}]}, "whenUnsatisfiable"),
+    ({"worker": {"resources": {"request": {}}}}, "request"),
+    ({"worker": {"resources": {"requests": {"memory": "1 GB"}}}}, "/worker/resources/requests/memory"),
+    ({"reference": {"tolerations": [{"keyy": "gpu"}]}}, "keyy"),
+    ({"proxy": {"affinity": {"podAntiAffinities": {}}}}, "podAntiAffinities"),
+    ({"test": {"verdicts": ["passed"]}}, "/test/verdicts/0"),
+    ({"test": {"verdicts": []}}, "/test/verdicts"),
+    ({"test": {"key": "sk-something"}}, "key"),
 ]
 
 
-@pytest.mark.parametrize(("values", "named"), WRONG, ids=[named for _, named in WRONG])
+@pytest.mark.parametrize(("values", "named"), WRONG, ids=[f"{at}-{named}" for at, (_, named) in enumerate(WRONG)])
 def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, named: str) -> None:
     with pytest.raises(helm.HelmValuesError, match=named):
         chart.render(values, name="countersign")
@@ -62,6 +90,8 @@ def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, nam
 CONTRADICTIONS: dict[str, Values] = {
     "reference.perModel.typo": {"settings": MOE, "reference": {"perModel": {"typo": {"replicas": 2}}}},
     "reference.perModel.moe.second": {"settings": MOE, "reference": {"perModel": {"moe": {"second": {"replicas": 2}}}}},
+    "test.model": {"settings": MOE, "test": {"existingSecret": "key", "model": "mo"}},
+    "test.model: nothing": {"test": {"existingSecret": "key"}},
     "settings.durability.aof": {"settings": {"durability": {"aof": True}}},
     "settings.durability.replicas": {"settings": {"durability": {"replicas": 1}}},
 }
