@@ -124,7 +124,7 @@ def check(
         return seedfree.check(evidence, claim, vocab_size)
     outcome = _race.run(evidence, claim, evidence.runtime, vocab_size)
     changed = _changed(evidence, claim, vocab_size) if outcome.violation.any() else None
-    if _only_ends(outcome, evidence, closing_ids):
+    if not excuse and _only_ends(outcome, evidence, closing_ids):
         reason = "forced_end: only ends of reasoning lose, and this runtime may force another request's upon an answer"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=_metrics(outcome, tokens))
     forced = _forced(outcome, evidence) if excuse else 0
