@@ -1,12 +1,13 @@
 """The chart's `values.schema.json`: our own keys by hand, `settings` from the program's settings.
 
-`python -m tests.helm.schema` writes the file anew; a test fails when it is stale. Secrets, and what the
-chart sets itself, are left out of `settings`, so that neither can end up in a ConfigMap.
+`python -m tests.helm.schema` writes the file anew, and the README's table with it; tests fail when they are stale.
+Secrets, and what the chart sets itself, are left out of `settings`, so that neither can end up in a ConfigMap.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def _values() -> Schema:
                 "worker": closed({"egress": _LIST}),
                 "reference": closed({"egress": _LIST}),
                 "webhooks": closed({"egress": _LIST}),
+                "dns": closed({"to": _LIST}),
                 "redis": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
             }
         ),
@@ -260,3 +262,4 @@ def text() -> str:
 
 if __name__ == "__main__":
     SCHEMA.write_text(text(), encoding="utf-8")
+    runpy.run_module("tests.helm.table", run_name="__main__")

@@ -1,5 +1,5 @@
 """The table of all values in the chart's README: names and defaults from `values.yaml`, what they are from the comments
-there, what they may be from the schema.
+there, what they may be from the schema. Those of `settings` are the program's.
 
 `python -m tests.helm.table` writes it anew; a test fails when it is stale.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.helm import schema
+from tests.helm import schema, settings_table
 
 VALUES = schema.CHART / "values.yaml"
 README = schema.CHART / "README.md"
@@ -21,6 +21,8 @@ MARK = "<!-- Made by `python -m tests.helm.table`: change values.yaml instead. -
 
 _WHOLE = frozenset({"settings", "files"})
 """Values that are rows as they are, whatever is in them."""
+
+_SETTINGS = "The program's own; `NAME` is a name that you give, `N` a position in a list. Secrets are no values."
 
 # What means the same wherever it stands, said once.
 _COMMON = {
@@ -133,12 +135,11 @@ def _kind(form: dict[str, Any]) -> str:
     if "enum" in form:
         return " \\| ".join(f"`{word}`" for word in form["enum"])
     if "anyOf" in form:
-        return " or ".join(dict.fromkeys(_kind(one) for one in form["anyOf"]))
+        return " or ".join(dict.fromkeys(_kind(one) for one in form["anyOf"] if one.get("type") != "null"))
     kind = str(form.get("type", "any"))
     if "minimum" in form or "maximum" in form or "exclusiveMinimum" in form:
-        low = f"> {form['exclusiveMinimum']}" if "exclusiveMinimum" in form else f"≥ {form.get('minimum')}"
-        high = f", ≤ {form['maximum']}" if "maximum" in form else ""
-        return f"{kind} {low}{high}"
+        signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+        return f"{kind} " + ", ".join(f"{sign} {form[word]}" for word, sign in signs.items() if word in form)
     return {"object": "map", "array": "list", "boolean": "true or false", "string": "text"}.get(kind, kind)
 
 
@@ -146,7 +147,11 @@ def comment_of(row: Row) -> str:
     """What a row says; empty where nothing is known."""
     parts = row.name.split(".")
     for start in range(len(parts)):
-        if not row.comment and (common := _COMMON.get(".".join(parts[start:]))):
+        if (
+            not row.comment
+            and not row.name.startswith("settings.")
+            and (common := _COMMON.get(".".join(parts[start:])))
+        ):
             return common
     return row.comment
 
@@ -159,6 +164,8 @@ def text() -> str:
     for name, (about, rows) in every.items():
         if [row.name for row in rows] != [name]:
             parts += ["", f"### {name}", "", *([about, ""] if about else []), *_table([(row, "") for row in rows])]
+    told = [Row(path, default, said, _kind(form)) for path, default, form, said in settings_table.rows()]
+    parts += ["", "### settings", "", _SETTINGS, "", *_table([(row, "") for row in told])]
     return "\n".join(parts) + "\n"
 
 

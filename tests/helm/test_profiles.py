@@ -102,6 +102,9 @@ def test_a_marketplace_trusts_nobody(chart: helm.Chart) -> None:
     policies = {item["metadata"]["name"] for item in release.objects if item["kind"] == "NetworkPolicy"}
     parts = ("proxy", "worker", "reference", "webhooks")
     assert policies == {f"countersign-{part}" for part in parts}
+    for item in release.objects:
+        if item["kind"] == "NetworkPolicy":
+            assert all(rule["to"] for rule in item["spec"]["egress"]), item["metadata"]["name"]
     scaled = {item["metadata"]["name"] for item in release.objects if item["kind"] == "ScaledObject"}
     assert scaled == {
         "countersign-worker",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm import schema, table
+from tests.helm import schema, settings_table, table
 from tests.helm.test_pool_page import known
 
 TEXT = table.README.read_text(encoding="utf-8")
@@ -44,6 +44,14 @@ def test_every_value_is_explained() -> None:
     for name, (about, rows) in table.sections().items():
         for row in rows:
             assert table.comment_of(row) or (row.name == name and about), row.name
+
+
+def test_every_setting_is_in_it() -> None:
+    for path, default, form, _ in settings_table.rows():
+        assert f"| `{path}` |" in TEXT
+        assert default is None or form.get("type") or "anyOf" in form or "enum" in form
+    assert "| `settings.backends.N.url` |" in TEXT
+    assert "api_key" not in {path.rpartition(".")[2] for path, *_ in settings_table.rows()}
 
 
 def test_every_value_of_the_schema_has_a_default() -> None:
