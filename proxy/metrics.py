@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined,import-not-found,unused-ignore]
@@ -49,7 +49,7 @@ class Metrics:
         self._providers = [_provider(self._registry), _provider(self._private)]
         meter = self._providers[0].get_meter("countersign")
         self.requests = meter.create_counter("countersign.requests", "1", "Relayed requests")
-        self.in_flight = meter.create_up_down_counter("countersign.in_flight", "1", "Requests being served")
+        self._meter = meter
         self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
         self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
         self.refused = meter.create_counter("countersign.refused", "1", "Requests that were not let in")
@@ -102,6 +102,16 @@ class Metrics:
         for gauge, counts in ((self._backlog, generations), (self._held, held)):
             for backend, count in counts.items():
                 gauge.set(count, {"backend": backend})
+
+    def count_flights(self, in_flight: Callable[[], int]) -> None:
+        """Show how many requests are being served, whenever somebody looks."""
+
+        def now(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(in_flight())]
+
+        self._meter.create_observable_up_down_counter(
+            "countersign.in_flight", [now], unit="1", description="Requests being served"
+        )
 
     def watch(self, groups: Sequence[Group]) -> None:
         """Show standing and health of these backends, as they are whenever somebody looks."""

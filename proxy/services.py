@@ -22,6 +22,7 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
 from proxy.relay.transport import AiohttpTransport, Transport
+from proxy.room import Holding
 from proxy.store import Store
 from proxy.tap import TokenStrings
 from verifier_pool import connection
@@ -57,6 +58,7 @@ class Services:
     metrics: Metrics
     tokenizers: Mapping[str, TokenStrings]
     drain: Drain
+    holding: Holding
 
     @classmethod
     async def start(
@@ -73,6 +75,7 @@ class Services:
             durability=settings.durability,
         )
         metrics.watch(list(backends.groups.values()))
+        metrics.count_flights(lambda: drain.in_flight)
         registry = Registry(store)
         services = cls(
             settings=settings,
@@ -90,6 +93,7 @@ class Services:
             metrics=metrics,
             tokenizers=tokenizers,
             drain=drain,
+            holding=Holding(settings.bounds.held_bytes),
         )
         services.recorder.start()
         await services.store.start()

@@ -22,7 +22,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(StoreUnavailable, _store_unavailable)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 def _respond(error: ApiError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -56,5 +56,6 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     return _respond(wrapped, error.status_code, headers)
 
 
-def _unexpected(request: Request, error: Exception) -> JSONResponse:
+def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """What a client is told of a fault of ours."""
     return _respond(ApiError("the proxy failed to serve this request", code="internal_error"))

@@ -51,7 +51,6 @@ class RelayEndpoint:
         services: Services = scope["app"].state.services
         headers = header_map(scope["headers"])
         services.drain.in_flight += 1
-        services.metrics.in_flight.add(1)
         try:
             try:
                 client = await _authenticate(services, scope, headers)
@@ -67,7 +66,6 @@ class RelayEndpoint:
                 return
             await _serve(services, admitted, receive)
         finally:
-            services.metrics.in_flight.add(-1)
             services.drain.in_flight -= 1
 
     async def _admit(

@@ -233,6 +233,7 @@ def test_logs_hold_no_content(make_rig: Callable[..., Rig], monkeypatch: pytest.
         monkeypatch.setattr("proxy.relay.attempt.prepare", lambda *_, **__: 1 / 0)
         with contextlib.suppress(httpx.HTTPError):
             assert rig.chat(headers=headers, messages=[{"content": "canary-prompt"}]).status_code == 500
+        root.handlers[0].flush()
     finally:
         logging.getLogger("proxy").setLevel(logging.NOTSET)
         root.handlers[:], root.level = before, level
