@@ -82,7 +82,8 @@ def test_answers_of_any_length_take_what_is_left(door: Door) -> None:
     with door.clients[0].stream(
         "POST", "/v1/chat/completions", json=CHAT | {"stream": True}, headers={"authorization": f"Bearer {key}"}
     ) as response:
-        next(response.iter_bytes())
+        pieces = response.iter_bytes()
+        next(pieces)
         assert response.headers["x-ratelimit-remaining-tokens"] == "0"
         assert _error(door.ask(key))["code"] == "rate_limit_exceeded"
     door.eventually(key, tokens=5)  # the prompt's four ids, and one
@@ -97,7 +98,8 @@ def test_requests_at_once(door: Door) -> None:
     door.backend.script = ANSWER
     headers = {"authorization": f"Bearer {key}"}
     with door.clients[0].stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}, headers=headers) as one:
-        next(one.iter_bytes())
+        pieces = one.iter_bytes()
+        next(pieces)
         refused = door.ask(key)
         assert _error(refused)["code"] == "rate_limit_exceeded"
         assert refused.headers["retry-after"] == "1"
@@ -159,7 +161,8 @@ def test_who_leaves_pays_for_what_was_served(door: Door) -> None:
     headers = {"authorization": f"Bearer {key}"}
     body = CHAT | {"stream": True, "max_tokens": 500}
     with door.clients[0].stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        next(response.iter_bytes())
+        pieces = response.iter_bytes()
+        next(pieces)
         assert door.use(key).held > 500
     door.eventually(key, charged=6, tokens=6, held=0, under_way=0)
 

@@ -1,0 +1,174 @@
+"""Many requests of one key at once, over two proxies; and a proxy that is killed in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+import yaml
+
+from tests.proxy.conftest import CHAT
+from tests.proxy.limits.conftest import Door
+from tests.support import wire
+from tests.support.fake_backend import PeerCloses
+from tests.support.valkey import Valkey
+from verifier_pool.keys import counted_keys, id_of
+
+COST = 200
+"""`max_tokens` of each request."""
+
+
+def _all_at_once(door: Door, key: str, count: int) -> Counter[int]:
+    """Statuses of that many requests, sent at the same moment to every proxy in turn."""
+    ready = threading.Barrier(count)
+
+    def ask(number: int) -> int:
+        ready.wait(20)
+        return door.ask(key, at=number % len(door.proxies), max_tokens=COST).status_code
+
+    with ThreadPoolExecutor(count) as pool:
+        return Counter(pool.map(ask, range(count)))
+
+
+def _answer(tokens: int) -> list[bytes]:
+    usage = {"prompt_tokens": 4, "completion_tokens": tokens - 4, "total_tokens": tokens}
+    message = {"role": "assistant", "content": "x"}
+    choices = [{"index": 0, "message": message, "finish_reason": "length"}]
+    return [wire.whole(json.dumps({"object": "chat.completion", "choices": choices, "usage": usage}).encode())]
+
+
+@pytest.mark.parametrize("limit", ["tokens", "tokens_per_minute"])
+def test_nobody_overspends_together(make_door: Callable[..., Door], limit: str) -> None:
+    """Each takes nearly all it may, and only as many are let in as the budget covers."""
+    door = make_door(2)
+    limits: dict[str, Any] = {limit: 2000}
+    key = door.key(**limits)
+    wait: list[bytes | float] = [0.3, *_answer(COST)]
+    door.backend.script = wait
+    statuses = _all_at_once(door, key, 40)
+    assert set(statuses) == {200, 429}
+    assert 5 <= statuses[200] <= 9
+    name = "charged" if limit == "tokens" else "tokens"
+    counts: dict[str, Any] = {name: statuses[200] * COST}
+    door.eventually(key, **counts)
+    assert statuses[200] * COST <= 2000
+    assert len(door.backend.requests) == statuses[200]
+
+
+def test_every_round_until_it_is_spent(make_door: Callable[..., Door]) -> None:
+    door = make_door(2)
+    key = door.key(tokens=3000)
+    door.backend.script = _answer(60)
+    served = 0
+    for _ in range(12):
+        served += _all_at_once(door, key, 16)[200]
+        door.eventually(key, charged=served * 60, held=0)
+    assert 2600 < served * 60 <= 3000
+
+
+def test_requests_and_places_are_shared(make_door: Callable[..., Door]) -> None:
+    door = make_door(2)
+    door.backend.script = [0.5, *_answer(60)]
+    few = door.key("few", requests_per_minute=7)
+    assert _all_at_once(door, few, 30) == {200: 7, 429: 23}
+    narrow = door.key("narrow", concurrency=3)
+    assert _all_at_once(door, narrow, 30) == {200: 3, 429: 27}
+    door.eventually(narrow, under_way=0)
+    assert _all_at_once(door, narrow, 3) == {200: 3}
+
+
+def test_those_that_leave_give_back_what_they_held(make_door: Callable[..., Door]) -> None:
+    door = make_door(2)
+    key = door.key(tokens=10_000, concurrency=100, tokens_per_minute=10_000)
+    door.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), wire.chunk(wire.CONTENT[0]), PeerCloses()]
+
+    def leave(number: int) -> None:
+        client = door.clients[number % 2]
+        body = CHAT | {"stream": True, "max_tokens": COST}
+        with client.stream(
+            "POST", "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+        ) as got:
+            assert got.status_code == 200
+            pieces = got.iter_bytes()
+            next(pieces)
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(leave, range(40)))
+    door.eventually(key, under_way=0, held=0)
+    assert door.use(key).charged in range(40 * 4, 40 * 5 + 1)
+    assert door.use(key).tokens == door.use(key).charged
+
+
+def test_a_killed_proxy_holds_nothing_for_ever(door: Door, valkey: Valkey, tmp_path: Path) -> None:
+    key = door.key(tokens=1000, concurrency=1)
+    settings = door.proxies[0].services.settings.model_dump(mode="json", exclude_none=True)
+    config = tmp_path / "countersign.yaml"
+    config.write_text(yaml.safe_dump(settings | {"port": 0, "redis_url": valkey.url}))
+    command = [sys.executable, "-c", "import countersign, sys; sys.exit(countersign.main())", "serve"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
+    process = subprocess.Popen([*command, "--config", str(config)], stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if '"listening"' in line)
+        url = yaml.safe_load(line)["url"]
+        door.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), wire.chunk(wire.CONTENT[0]), PeerCloses()]
+        body = CHAT | {"stream": True, "max_tokens": COST}
+        headers = {"authorization": f"Bearer {key}"}
+        with (
+            httpx.Client(base_url=url, timeout=10) as client,
+            client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as got,
+        ):
+            pieces = got.iter_bytes()
+            next(pieces)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+    held = door.use(key).held
+    assert held > COST
+    assert door.ask(key, max_tokens=10).status_code == 429
+    _, leases, _ = counted_keys(id_of(door.made[key].sha256))
+    ((lease, until),) = cast("list[tuple[bytes, float]]", door.redis.zrange(leases, 0, -1, withscores=True))
+    assert 0 < until / 1000 - time.time() <= 60
+    door.redis.zadd(leases, {lease: time.time() * 1000})  # a minute later
+    door.backend.script = _answer(60)
+    assert door.ask(key, max_tokens=10).status_code == 200
+    door.eventually(key, held=0, under_way=0, charged=60)
+
+
+def test_long_requests_keep_their_place(make_door: Callable[..., Door], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.limits.limiter.LEASE", 0.6)
+    monkeypatch.setattr("proxy.limits.limiter._RENEW", 0.2)
+    door = make_door()
+    key = door.key(tokens=1000, concurrency=1)
+    door.backend.script = wire.stream(pause=0.4)
+    headers = {"authorization": f"Bearer {key}"}
+    body = CHAT | {"stream": True, "max_tokens": COST}
+    with door.clients[0].stream("POST", "/v1/chat/completions", json=body, headers=headers) as got:
+        seen = []
+        for piece in got.iter_bytes():
+            if wire.DONE in piece or b"usage" in piece:
+                continue
+            use = door.use(key)
+            seen.append(use.charged)
+            assert use.under_way == 1
+            assert use.held > COST - 7
+            assert door.ask(key, max_tokens=10).status_code == 429
+    assert sorted(seen) == seen
+    assert 4 <= seen[-1] <= 7, "what was served so far is charged on the way"
+    door.eventually(key, charged=7, held=0, under_way=0)
