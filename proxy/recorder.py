@@ -41,8 +41,9 @@ _PATIENCE = 2.0
 _PROBE = 0.25
 _PROBE_KEY = PREFIX + "probe"
 _MOST_LOST = 100_000
-_BATCH = 64
-"""Responses written at once where each write waits until it is durable."""
+_BATCH = 16
+_DURABLE_BATCH = 64
+"""Responses written at once, as far as so many are waiting; more where each write waits until it is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +151,11 @@ class Recorder:
             self._do([item, *self._more()])
 
     def _more(self) -> list[_Finished | _Unchecked]:
-        """What else is to be done, where one wait for durability serves several."""
+        """What else is to be done already: one round trip, and one wait for durability, serve several."""
         items: list[_Finished | _Unchecked] = []
-        if durable.command(self._settings.durability) is None:
-            return items
+        most = _BATCH if durable.command(self._settings.durability) is None else _DURABLE_BATCH
         with contextlib.suppress(queue.Empty):
-            while len(items) < _BATCH - 1:
+            while len(items) < most - 1:
                 item = self._todo.get_nowait()
                 if item is None:
                     self._todo.put(None)

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from redis import Redis
 
 from policies import audit
+from policies.errors import UpstreamFailed
 from policies.settings import Settings
 from proxy.metrics import Metrics
 from verifier_pool.queue import waiting_bytes_key, waiting_key
+
+_LOOK_SECONDS = 0.05
 
 
 class Room:
@@ -38,8 +41,8 @@ class Room:
             fits = (
                 items < self._max_items
                 and held + size <= self._max_bytes
-                and audit.admits(self._items[backend], items, backends, self._max_items, self._chance.random())
-                and audit.admits(self._bytes[backend], held, backends, self._max_bytes, self._chance.random())
+                and _admits(self._chance, self._items[backend], items, backends, self._max_items)
+                and _admits(self._chance, self._bytes[backend], held, backends, self._max_bytes)
             )
             if fits:
                 self._items[backend] += 1
@@ -55,6 +58,48 @@ class Room:
                 del self._items[backend], self._bytes[backend]
 
 
+class Share:
+    """What one answer holds of it."""
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._held = 0
+
+    def __enter__(self) -> Share:
+        self._holding.shares += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holding.shares -= 1
+        self._holding.held -= self._held
+
+    async def __aenter__(self) -> Share:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+    def weigh(self, size: int) -> None:
+        """It holds `size` bytes now. Raises UpstreamFailed when there is no room and this is over an even share."""
+        holding = self._holding
+        holding.held += size - self._held
+        self._held = size
+        if holding.held > holding.most and size > holding.most // holding.shares:
+            raise UpstreamFailed("the proxy holds too much of unfinished answers", code="overloaded")
+
+
+class Holding:
+    """Bytes of unfinished answers in the memory of one process, on its event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = self.shares = 0
+
+    def share(self) -> Share:
+        """One answer's, as long as its context lasts."""
+        return Share(self)
+
+
 class Backlog:
     """What waits in Redis for its verdict, in number and in bytes, and whether more of it is let in."""
 
@@ -64,14 +109,36 @@ class Backlog:
         self._names = {backend.name for backend in settings.backends}
         self._metrics = metrics
         self._chance = random.SystemRandom()
+        self._stale = 0.0
+        self._waiting: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
 
     def admits(self, backend: str, size: int, before: Sequence[int]) -> bool:
-        """Whether the workers keep up with this backend, or chance is on this response's side.
+        """Whether the workers keep up with this backend, or chance is on this response's side. Redis is asked some
+        times a second; what was let in meanwhile is counted here.
 
         Args:
             size: bytes of its evidence.
             before: those of the backend's responses that are let in already and not in Redis yet.
         """
+        if time.monotonic() >= self._stale or backend not in self._waiting:
+            self._look(backend)
+            self._waiting[backend] += len(before)
+            self._held[backend] += sum(before)
+        crowd = sum(name == backend or count > 0 for name, count in self._waiting.items())
+        fits = all(
+            _admits(self._chance, waiting, total, crowd, limit)
+            for waiting, total, limit in (
+                (self._waiting[backend], self._waiting.total(), self._rules.max_backlog),
+                (self._held[backend] + size, self._held.total() + size, self._rules.max_backlog_bytes),
+            )
+        )
+        if fits:
+            self._waiting[backend] += 1
+            self._held[backend] += size
+        return fits
+
+    def _look(self, backend: str) -> None:
         since = time.time() - self._rules.evidence_ttl
         names = sorted(self._names | {backend})
         pipeline = self._redis.pipeline(transaction=False)
@@ -80,13 +147,12 @@ class Backlog:
         for name in names:
             pipeline.get(waiting_bytes_key(name))
         found = [int(each or 0) for each in pipeline.execute()]
-        waiting = dict(zip(names, found[: len(names)], strict=True))
-        held = dict(zip(names, found[len(names) :], strict=True))
-        self._metrics.waits(waiting, held)
-        waiting[backend] += len(before)
-        held[backend] += size + sum(before)
-        crowd = sum(name == backend or count > 0 for name, count in waiting.items())
-        return all(
-            audit.admits(counts[backend], sum(counts.values()), crowd, limit, self._chance.random())
-            for counts, limit in ((waiting, self._rules.max_backlog), (held, self._rules.max_backlog_bytes))
-        )
+        self._waiting = Counter(dict(zip(names, found[: len(names)], strict=True)))
+        self._held = Counter(dict(zip(names, found[len(names) :], strict=True)))
+        self._stale = time.monotonic() + _LOOK_SECONDS
+        self._metrics.waits(self._waiting, self._held)
+
+
+def _admits(chance: random.Random, waiting: int, total: int, backends: int, limit: int) -> bool:
+    """See audit.admits. Chance is a system call, and only asked where it decides."""
+    return 2 * total < limit or audit.admits(waiting, total, backends, limit, chance.random())
