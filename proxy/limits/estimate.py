@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from typing import Any
 
 from policies.limits import NOTHING, Cost, cost
 from policies.settings import ModelSettings
@@ -12,9 +13,8 @@ from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS
 _PROMPT = ("messages", "prompt", "input", "instructions", "system", "tools", "functions", "documents")
 _ANSWERING = frozenset({"chat", "completions", "/v1/responses", "/v1/messages"})
 _FREE = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
-_MEDIA = re.compile(rb'"(?:image_url|input_image|image|input_audio|audio_url|video_url|media_type)"\s*:')
-_EMBEDDED = re.compile(rb'"data:[^"\\]*"')
-_BASE64 = re.compile(rb'"[A-Za-z0-9+/=]{1024,}"')
+_MEDIA = ("image", "input_image", "audio", "input_audio", "video", "input_video", "file", "input_file", "document")
+_DEEPEST = 4
 
 
 def cost_of(body: Body, model: ModelSettings) -> Cost:
@@ -37,15 +37,30 @@ def cost_of(body: Body, model: ModelSettings) -> Cost:
 
 def _prompt(body: Body) -> tuple[int, int]:
     """Bytes of JSON that prompts come in, without images and sounds, and how many of those there are."""
-    raws = [bytes(body.raws[name]) for name in _PROMPT if name in body.raws]
-    if not raws:
+    sizes = [len(bytes(body.raws[name])) for name in _PROMPT if name in body.raws]
+    if not sizes:
         return len(body.data), 0
-    size = media = 0
-    for raw in raws:
-        if (found := len(_MEDIA.findall(raw))) and len(raw) > 1024:
-            media += found
-            raw = _BASE64.sub(b"", _EMBEDDED.sub(b"", raw))
-        elif found:
-            media += found
-        size += len(raw)
-    return size, media
+    size, media = sum(sizes), 0
+    for name in ("messages", "input"):
+        for part in _media(body.fields.get(name), _DEEPEST):
+            media += 1
+            size -= _embedded(part)
+    return max(size, 0), media
+
+
+def _media(parts: Any, deepest: int) -> Iterator[dict[str, Any]]:
+    """Parts of messages that hold something else than text."""
+    for part in parts if isinstance(parts, list) and deepest else ():
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        if isinstance(kind, str) and kind.startswith(_MEDIA):
+            yield part
+        else:
+            yield from _media(part.get("content"), deepest - 1)
+
+
+def _embedded(part: dict[str, Any]) -> int:
+    """Bytes of an image's address or data, which are no text."""
+    inside = [value for value in part.values() if isinstance(value, dict)]
+    return sum(len(text) for fields in (part, *inside) for text in fields.values() if isinstance(text, str))
