@@ -16,10 +16,10 @@ from policies.errors import CountersignError
 
 def main(argv: Sequence[str]) -> int:
     """Run it; 1 when a case does not hold of our own proxy. Raises CountersignError."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = parser().parse_args(list(argv))
     rows = report.read(arguments.output.with_suffix(".jsonl"))
     if not arguments.page:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         for plan in _plans(arguments):
             print(f"bench fidelity: {plan.name}", file=sys.stderr, flush=True)
             rows = report.merged(rows, run(plan, arguments.port, arguments.select))

@@ -61,7 +61,7 @@ def litellm(binary: str) -> Plan:
     return Plan(
         name="LiteLLM",
         binary=binary,
-        variants=("impatient", "keepalive", "pair", "unreachable", "ending"),
+        variants=("impatient", "keepalive", "pair", "unreachable", "ending", "breaker"),
         start=lambda folder, variant, port, upstream: [
             *(binary, "--config", str(_litellm_config(folder, variant, upstream))),
             *("--host", "127.0.0.1", "--port", str(port)),
@@ -84,8 +84,8 @@ def litellm(binary: str) -> Plan:
         remarks=(
             "Chat, completions and embeddings go to `hosted_vllm/m`, Responses to `openai/m`, Messages to "
             "`anthropic/m`, so that each is passed to an endpoint of its kind.",
-            "Cooldowns and retries are off, except in the variant `pair`; `cancel_on_disconnect` is on; comments come "
-            "after 1 s, the least it takes.",
+            "Retries are off, except in the variant `pair`, and cooldowns, except in `breaker`; `cancel_on_disconnect` "
+            "is on; comments come after 1 s, the least it takes.",
         ),
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", **_REPEATS},
     )
@@ -114,7 +114,7 @@ def _litellm_config(folder: Path, variant: str, upstream: int) -> Path:
         ],
         "litellm_settings": {"num_retries": retries, "request_timeout": 600},
         "general_settings": {"master_key": CLIENT_KEY, "cancel_on_disconnect": True},
-        "router_settings": {"disable_cooldowns": True, "num_retries": retries},
+        "router_settings": {"disable_cooldowns": variant != "breaker", "num_retries": retries},
     }
     path = folder / f"{variant}.yaml"
     path.write_text(json.dumps(config, indent=1))
@@ -126,7 +126,7 @@ def vllm_router(binary: str) -> Plan:
     return Plan(
         name="vllm-router",
         binary=binary,
-        variants=("impatient", "pair", "ending"),
+        variants=("impatient", "pair", "ending", "breaker"),
         start=lambda folder, variant, port, upstream: _vllm_router_command(binary, variant, port, upstream),
         version=lambda: _distribution(binary, "vllm-router"),
         readiness="/readiness",
@@ -141,8 +141,8 @@ def vllm_router(binary: str) -> Plan:
             "idle time-out": "`--request-timeout-secs` only",
         },
         remarks=(
-            "Circuit breaker and retries are off, so that no test meets what an earlier one broke; the variant `pair` "
-            "retries. `impatient` has `--request-timeout-secs 4`, the only time-out there is.",
+            "Retries are off, except in the variant `pair`, and the circuit breaker, except in `breaker`, so that no "
+            "test meets what an earlier one broke. `impatient` has `--request-timeout-secs 4`, the only time-out there is.",
         ),
     )
 
@@ -152,7 +152,7 @@ def _vllm_router_command(binary: str, variant: str, port: int, upstream: int) ->
     command = [binary, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers]
     command += ["--policy", "round_robin", "--api-key", BACKEND_KEY, "--max-payload-size", str(64 * 1024**2)]
     command += ["--worker-startup-check-interval", "1", "--prometheus-port", str(port + 1000)]
-    command += ["--disable-circuit-breaker", "--log-level", "error"]
+    command += ["--log-level", "error", *([] if variant == "breaker" else ["--disable-circuit-breaker"])]
     if variant == "pair":
         return [*command, "--retry-max-retries", "3", "--retry-initial-backoff-ms", "1"]
     return [*command, "--disable-retries", *(["--request-timeout-secs", "4"] if variant == "impatient" else [])]

@@ -11,6 +11,7 @@ NAME=PID` where its process matters; a variant that is not given is a feature th
     pair         has a second upstream at port + 1 and asks it when the first fails
     unreachable  impatient, with an upstream at port + 2, where nothing accepts connections
     ending       as it is, to be ended by SIGTERM
+    breaker      leaves an upstream alone that fails too often, which it does not in the others
 
 `--lacks FEATURE` names what a gateway is known not to have, so that its tests fail as lacking and not as wrong.
 `--outcomes FILE` writes how each test came out; `countersign bench fidelity` makes a page of such files.

@@ -107,3 +107,5 @@ _ALL = (
 )
 CANONICAL: dict[str, bytes] = {"lf": b"".join(_ALL), "crlf": b"".join(_ALL).replace(b"\n", b"\r\n")}
 """Streams with everything: comments, reasoning, characters of several bytes, logprobs, tools, nulls, usage."""
+UNASKED = [event for event in _ALL if b"top_logprobs" not in event]
+"""The same for a client that asks for no logprobs."""

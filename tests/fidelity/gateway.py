@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "keepalive": {"relay": {"keepalive": KEEPALIVE}},
     "pair": {},
     "ending": {},
+    "breaker": {"breaker": {}},
     "recorded": {
         "models": {MODEL: {"tokenizer": str(Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json")}}
     },

@@ -174,7 +174,9 @@ def test_odd_logprobs_break_nothing(gateway: Gateway, upstream: FakeBackend, val
     for fields in asked:
         answer = gateway.ask(stream=stream, **fields)
         assert answer.status == 200
-        assert {b"One", b" two"} <= {said for said in (b"One", b" two") if said in answer.body}
+        assert b"One" in answer.body
+        assert b" two" in answer.body
+        assert b'"logprob":' + value in answer.body or not (fields and gateway.ours)
         assert answer.body.endswith(DONE) == stream
         assert answer.whole
 

@@ -253,7 +253,8 @@ def test_an_endless_error_is_not_read_to_its_end(gateway: Gateway, upstream: Fak
 
 
 @pytest.mark.cases(51)
-def test_refused_requests_do_not_shut_a_backend_out(gateway: Gateway, upstream: FakeBackend) -> None:
+def test_refused_requests_do_not_shut_a_backend_out(gateways: Gateways, upstream: FakeBackend) -> None:
+    gateway = gateways.variant("breaker", otherwise="plain")
     for status in (400, 401, 404, 413, 422, 429):
         upstream.script = [wire.whole(ERROR, status)]
         assert {gateway.ask().status for _ in range(10)} == {status}
