@@ -23,6 +23,7 @@ from redis.exceptions import (
     MasterDownError,
     MovedError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -96,6 +97,11 @@ def connect_async(
 def of_cluster(redis: Redis) -> bool:
     """Whether a client of `connect` talks to a cluster."""
     return isinstance(getattr(redis.connection_pool, "sentinel_manager", None), _Slot)
+
+
+def about_one_key(error: BaseException) -> bool:
+    """Whether an error says that something else is under one name than what belongs there, and nothing about Redis."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 
 class _Reset:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from redis.exceptions import RedisError, WatchError
 from rq import SimpleWorker
+from rq.job import JobStatus
+from rq.job_lifecycle import record_job_failure
+from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import now
+from rq.utils import current_timestamp, now, utcformat
 
+from verifier_pool.connection import about_one_key
 from verifier_pool.rq_job import OurJob, place_of
 
 logger = logging.getLogger(__name__)
+
+
+UNREADABLE = "job_unreadable"
+LETTER_SECONDS = 7 * 86_400
+"""How long a dead letter is kept whose own record does not say so any more."""
 
 
 class Upkeep(SimpleWorker):
@@ -22,13 +32,85 @@ class Upkeep(SimpleWorker):
 
     def _keep_up(self) -> None:
         try:
+            self._set_damaged_aside()
             self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
-        except RedisError:
-            raise
+        except RedisError as error:
+            if not about_one_key(error):
+                raise
+            self._broke_off(error)
         except Exception as error:
-            # A job that cannot be read, say. Whoever works on is worth more than an upkeep that is complete.
-            logger.error("upkeep failed: %s", place_of(type(error), error.__traceback__))
-            self.last_cleaned_at = now()  # type: ignore[assignment]
+            self._broke_off(error)
+
+    def _broke_off(self, error: Exception) -> None:
+        # Whoever works on is worth more than an upkeep that is complete.
+        logger.error("upkeep failed: %s", place_of(type(error), error.__traceback__))
+        self.last_cleaned_at = now()  # type: ignore[assignment]
+
+    def _set_damaged_aside(self) -> None:
+        """Bury the jobs at which rq's upkeep would break off, and never come to those behind them.
+
+        They lost their process, while they ran or before they began, and their records cannot be read, or not brought
+        back from.
+        """
+        queue = self.queues[0]
+        running = queue.started_job_registry
+        entries = cast("list[bytes]", self.connection.zrangebyscore(running.key, 0, current_timestamp()))
+        owners = {entry: entry.rpartition(b":")[0] or entry for entry in entries}
+        taken = cast("list[bytes]", self.connection.lrange(queue.intermediate_queue_key, 0, -1))
+        for name in dict.fromkeys([*owners.values(), *taken]):
+            if self._can_be_brought_back(name, begun=name in owners.values()):
+                continue
+            with self.connection.pipeline() as pipeline:
+                for entry in (entry for entry, owner in owners.items() if owner == name):
+                    pipeline.zrem(running.key, entry)
+                pipeline.lrem(queue.intermediate_queue_key, 0, name)  # type: ignore[arg-type]
+                left = pipeline.execute()
+            if any(left):
+                self._bury_damaged(name)
+
+    def _can_be_brought_back(self, name: bytes, *, begun: bool) -> bool:
+        """Whether upkeep gets past a job and does not lose it; one that is gone is no obstacle."""
+        queue = self.queues[0]
+        try:
+            id = name.decode()
+            if not self.connection.exists(OurJob.key_for(id)):
+                return True
+            job = OurJob.fetch(id, connection=self.connection, serializer=JSONSerializer)
+            if job.origin != queue.name and not begun:
+                return False
+            with self.connection.pipeline() as pipeline:
+                if job.retries_left and job.retries_left > 0:
+                    job.retry(queue, pipeline)
+                else:
+                    record_job_failure(job, "", pipeline)
+                pipeline.reset()  # tried, not done
+        except RedisError as error:
+            if not about_one_key(error):
+                raise
+            return False
+        except Exception:
+            return False
+        return True
+
+    def _bury_damaged(self, name: bytes) -> None:
+        """A dead letter in place of a record that cannot be read."""
+        queue = self.queues[0]
+        try:
+            id = name.decode()
+        except UnicodeDecodeError:
+            logger.error("a job whose id is none lost its process; dropped")
+            return
+        logger.error("job %s lost its process and cannot be read; it is a dead letter", id)
+        key = OurJob.key_for(id)
+        blank = OurJob(id, connection=self.connection, serializer=JSONSerializer)
+        with self.connection.pipeline() as pipeline:
+            pipeline.delete(key)
+            pipeline.hset(key, mapping={"status": JobStatus.FAILED.value, "ended_at": utcformat(now())})
+            pipeline.expire(key, LETTER_SECONDS)
+            Result.create_failure(blank, LETTER_SECONDS, UNREADABLE, pipeline=pipeline)
+            pipeline.zadd(queue.failed_job_registry.key, {id: current_timestamp() + LETTER_SECONDS})
+            pipeline.execute()
+        self._on_failed(id, UNREADABLE)
 
     def _stay_listed(self) -> None:
         """Alive among the workers; anew where Redis forgot that, or took this one for dead after a long outage."""
@@ -61,19 +143,21 @@ class Upkeep(SimpleWorker):
                 return
         for id in unreadable:
             logger.error("job %s cannot be read; dropped", id)
-            self._on_failed(id, "job_unreadable")
+            self._on_failed(id, UNREADABLE)
 
     def _fetch(self, ids: Sequence[str]) -> tuple[list[OurJob], list[str]]:
         """The jobs of these ids that there still are, and the ids of those that cannot be read."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for id in ids:
                 pipeline.hgetall(OurJob.key_for(id))
-            found = pipeline.execute()
+            found = pipeline.execute(raise_on_error=False)
         jobs: list[OurJob] = []
         unreadable: list[str] = []
         for id, held in zip(ids, found, strict=True):
             if not held:
                 continue
+            if isinstance(held, RedisError) and not about_one_key(held):
+                raise held
             job = OurJob(id, connection=self.connection, serializer=JSONSerializer)
             try:
                 job.restore(held)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis
 from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
 
 from policies.verification import Verification
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
+from verifier_pool import rq_job
+from verifier_pool.dead_letters import find
 from verifier_pool.fair import FairQueue
 from verifier_pool.loop import Loop
 from verifier_pool.queue import OPEN, VERIFY_QUEUE
 from verifier_pool.replays import queue_of, replay_job
+from verifier_pool.rq_job import OurJob
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep
@@ -92,6 +96,52 @@ def test_a_job_whose_retry_is_due(redis: Redis, valkey_url: str, field: str) -> 
         assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
     for id in ids[::2]:
         assert end_of(redis, pool, id)["verdict"] in ("unaudited", "unverified")
+
+
+def abandoned(redis: Redis, loop: Loop, *, begun: bool) -> None:
+    """All that waits in the queue was taken by a process that died, after it began or before."""
+    (ours,) = loop.queues
+    ids = ours.take(1000)  # type: ignore[attr-defined]
+    for id in ids if begun else ():
+        with redis.pipeline() as pipeline:
+            loop._begin(OurJob.fetch(id, connection=redis, serializer=JSONSerializer), pipeline)
+            pipeline.execute()
+    for entry in cast("list[bytes]", redis.zrange(ours.started_job_registry.key, 0, -1)):
+        redis.zadd(ours.started_job_registry.key, {entry: 1})
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("field", [*FIELDS, "all"])
+def test_a_job_whose_process_died(
+    redis: Redis, valkey_url: str, field: str, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rq_job, "STRANDED_SECONDS", -1)
+    rules = settings(valkey_url)
+    pool = rig.worker(redis, rules)
+    ids = [rig.submit(redis, rules, [answer()]) for _ in range(2 * len(RUBBISH))]
+    abandoned(redis, pool.loop, begun=begun)
+    for id, value in zip(ids[::2], RUBBISH, strict=True):
+        if field == "all":
+            redis.set(Job.key_for(id), value)
+        else:
+            redis.hset(Job.key_for(id), field, value)
+    for _ in range(3):
+        pool = rig.worker(redis, rules)
+        pool.serve(burst=True)  # keeps up first
+        (ours,) = pool.loop.queues
+        for later in cast("list[bytes]", redis.zrange(ours.scheduled_job_registry.key, 0, -1)):
+            redis.zadd(ours.scheduled_job_registry.key, {later: 1})
+    for id in ids[1::2]:
+        assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
+    unreadable = 0
+    for id in ids[::2]:
+        verdict = end_of(redis, pool, id)
+        assert verdict["verdict"] in ("unaudited", "unverified")
+        unreadable += verdict["reasons"] == ["job_unreadable"]
+    assert field != "all" or unreadable == len(RUBBISH)
+    letters = {letter.id: letter.reason for letter in find(redis)}
+    assert sum(reason == "job_unreadable" for reason in letters.values()) == unreadable
+    assert set(letters) <= set(ids[::2])
 
 
 def test_an_upkeep_that_breaks_ends_nobody(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
