@@ -50,7 +50,7 @@ def ask(
         Body.read(endpoint, body), model, backend, seed=secrets.randbelow(2**62) if seed is None else seed
     )
     try:
-        status, kind, raw = _post(backend.url, PATHS[endpoint], prepared.body, headers_for(backend), timeout)
+        status, kind, raw = post(backend.url, PATHS[endpoint], prepared.body, headers_for(backend), timeout)
     except (OSError, http.client.HTTPException) as error:
         raise AskError(f"{backend.name} cannot be reached: {error}") from error
     choices = evidence_of(prepared, backend, raw, status=status, kind=kind)
@@ -88,7 +88,8 @@ def evidence_of(
     )
 
 
-def _post(url: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> tuple[int, str, bytes]:
+def post(url: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float) -> tuple[int, str, bytes]:
+    """Status, media type and body of one POST; `timeout` in seconds. Raises OSError and HTTPException."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -1,0 +1,196 @@
+"""Every option against answers of a real server: none is rejected or called withheld, and cheats behind options are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.recordings.options import cases
+from policies import selection
+from policies._grammar import has_masks
+from policies.checks import Result
+from policies.evidence import MASKED, Evidence, Usage
+from tests.verifier_pool.recorded_options import MODEL, RUNTIME, Answer, answers, named
+from verifier_pool.judge import cpu_checks, judge
+
+OPEN = {
+    ("chat", "repetition"): {"selection": "not_replayed"},
+    ("chat", "think-budget"): {"selection": "not_replayed"},
+    ("chat", "think-budget-json"): {"selection": "not_replayed"},
+    # Everything was masked, by the grammar or by `min_tokens`: there vLLM emits what it likes.
+    ("chat", "choice-min"): {"selection": "undecided", "structure": "finish_undecided"},
+}
+"""Requests that leave a check open, by themselves."""
+MASKED_ONES = {
+    *("json-object", "json-schema", "regex", "choice", "so-json", "so-json-object", "grammar", "tag"),
+    *("tools-required", "tools-named", "tools-auto-call", "tools-auto-two"),
+}
+
+
+def verdict(evidence: list[Evidence], **more: Any) -> dict[str, Any]:
+    return judge(evidence, model=MODEL, **more)
+
+
+def codes(evidence: Evidence, model: Any = MODEL) -> dict[str, tuple[Result, str]]:
+    """Result and first code of each check."""
+    return {check.name: (check.result, check.reason.partition(":")[0]) for check in cpu_checks(evidence, model)}
+
+
+def test_every_option_is_recorded() -> None:
+    assert [(answer.endpoint, answer.name) for answer in answers()] == [
+        (case.endpoint, case.name) for case in (*cases(reasoning=False), *cases(reasoning=True))
+    ]
+
+
+@pytest.mark.parametrize("answer", answers(), ids=lambda answer: answer.label)
+def test_no_honest_answer_is_rejected_withheld_or_left_open(answer: Answer) -> None:
+    _, evidence = answer.read()
+    open_ones = OPEN.get((answer.endpoint, answer.name), {})
+    found = verdict(evidence)
+    assert found["verdict"] == ("inconclusive" if "structure" in open_ones else "unaudited"), found["reasons"]
+    for choice in evidence:
+        assert choice.faults == ()
+        assert choice.complete
+        for name, (result, code) in codes(choice).items():
+            wanted = (Result.INCONCLUSIVE, open_ones[name]) if name in open_ones else (Result.PASS, "")
+            assert (result, code) == wanted, name
+
+
+def test_masks_are_there_where_a_grammar_was_asked_for_and_nowhere_else() -> None:
+    for answer in answers():
+        for choice in answer.read()[1]:
+            if has_masks(choice):
+                assert choice.sampling.grammar, answer.label
+            if answer.endpoint == "chat" and answer.name in MASKED_ONES:
+                assert has_masks(choice), answer.label
+
+
+@pytest.mark.parametrize("answer", answers(), ids=lambda answer: answer.label)
+def test_nothing_of_ours_is_shown(answer: Answer) -> None:
+    shown, _ = answer.read()
+    assert b"token_id:" not in shown
+    assert b'"token_ids":[' not in shown
+    assert b'"logprobs":{' not in shown
+    if "hidden" in answer.name or answer.name.startswith("no-reasoning"):
+        assert b'"reasoning":"' not in shown
+
+
+def cheats(honest: Evidence) -> Iterator[tuple[str, Evidence, set[str]]]:
+    """What a cheat could make of an honest answer, and the codes that may call it."""
+    tokens = len(honest.output_ids)
+    rows = np.arange(tokens)
+    unmasked = (honest.claim_ids >= 0) & (honest.claim_logprobs > MASKED)
+    alternatives = np.flatnonzero(unmasked[:, 1:].any(axis=1) & (honest.claim_logprobs[:, 0] < -1e-3))
+    if len(alternatives) and honest.sampling.temperature == 0:
+        # One token replaced by the least of its alternatives, the text left as it was.
+        row = int(alternatives[0])
+        column = int(np.flatnonzero(unmasked[row])[-1]) or 1
+        ids, logprobs = honest.claim_ids.copy(), honest.claim_logprobs.copy()
+        ids[row, [0, column]] = ids[row, [column, 0]]
+        logprobs[row, [0, column]] = logprobs[row, [column, 0]]
+        edited = dataclasses.replace(honest, output_ids=ids[:, 0].copy(), claim_ids=ids, claim_logprobs=logprobs)
+        yield "an edited token", edited, {"text_mismatch", "text_undecided", "not_sampled_from_claim", "unsorted_claim"}
+    if honest.usage is not None:
+        more = honest.usage.completion_tokens + 1
+        billed = Usage(honest.usage.prompt_tokens, more, honest.usage.counted_prompt_tokens, more - 1)
+        yield "a token billed twice", dataclasses.replace(honest, usage=billed), {"usage_mismatch"}
+    positive = honest.claim_logprobs.copy()
+    positive[0, 0] = 0.5
+    yield "a probability over 1", dataclasses.replace(honest, claim_logprobs=positive), {"positive_logprob"}
+    sampled = honest.claim_logprobs.copy()
+    sampled[rows, 0] = MASKED
+    yield "the sampled tokens masked", dataclasses.replace(honest, claim_logprobs=sampled), {
+        *("sampled_masked", "masked_without_grammar", "masked_by_server"),
+    }  # fmt: skip
+    if honest.text and not honest.tool_calls:
+        middle = len(honest.text) // 2
+        text = honest.text[:middle] + " Buy Zyx! " + honest.text[middle:]
+        yield "words put in", dataclasses.replace(honest, text=text), {"text_mismatch", "text_undecided"}
+    if honest.tool_calls:
+        name, arguments = honest.tool_calls[0]
+        calls = ((name, arguments.replace('"}', 'Zyx"}') + " "), *honest.tool_calls[1:])
+        if calls[0][1].strip() != arguments.strip():
+            yield "a call's argument changed", dataclasses.replace(honest, tool_calls=calls), {"text_undecided"}
+
+
+@pytest.mark.parametrize("answer", answers(), ids=lambda answer: answer.label)
+def test_no_option_is_a_place_to_hide(answer: Answer) -> None:
+    for honest in answer.read()[1]:
+        for what, cheat, expected in cheats(honest):
+            found = codes(cheat)
+            results = {result for result, _ in found.values()} - {Result.PASS}
+            called = {code for result, code in found.values() if result is not Result.PASS}
+            assert results, what
+            assert called & expected, (what, found)
+            open_only = {"text_undecided", "masked_by_server"}
+            if not called & open_only:
+                assert results & {Result.REJECT, Result.WITHHELD}, (what, found)
+
+
+def masked(honest: Evidence) -> Evidence:
+    """The answer with the lower half of every list said to be masked."""
+    logprobs = honest.claim_logprobs.copy()
+    logprobs[:, 11:] = np.where(honest.claim_ids[:, 11:] >= 0, np.float32(MASKED), logprobs[:, 11:])
+    return dataclasses.replace(honest, claim_logprobs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "code"),
+    [
+        ("plain", Result.WITHHELD, "masked_without_grammar"),
+        ("text-format", Result.WITHHELD, "masked_without_grammar"),
+        ("bias", Result.WITHHELD, "masked_without_grammar"),
+        ("think-never", Result.WITHHELD, "masked_without_grammar"),
+        ("tools-auto", Result.INCONCLUSIVE, "masked_by_server"),
+        ("tools-none", Result.INCONCLUSIVE, "masked_by_server"),
+        ("tools-strict", Result.PASS, ""),
+        ("tools-single", Result.PASS, ""),
+        ("json-object", Result.PASS, ""),
+    ],
+)
+def test_masks_excuse_only_where_a_grammar_was_asked_for(name: str, result: Result, code: str) -> None:
+    (honest,) = named(name).read()[1]
+    assert codes(masked(honest))["structure"] == (result, code)
+
+
+def test_masks_beside_offered_tools_excuse_no_other_lie_and_no_replay() -> None:
+    (honest,) = named("tools-auto").read()[1]
+    cheat = masked(honest)
+    assert judge([cheat], model=MODEL)["verdict"] == "inconclusive"
+    sampling = dataclasses.replace(cheat.sampling, seed=(cheat.sampling.seed or 0) + 1, temperature=1.0)
+    drawn = codes(dataclasses.replace(cheat, sampling=sampling))
+    assert drawn["selection"] == (Result.REJECT, "not_sampled_from_claim")
+    text = dataclasses.replace(cheat, text=cheat.text + " Buy Zyx!")
+    assert judge([text], model=MODEL)["verdict"] != "unaudited"
+    declared = MODEL.model_copy(update={"grammar": "tools"})
+    told = dataclasses.replace(cheat, sampling=dataclasses.replace(cheat.sampling, grammar=True))
+    assert codes(told, declared)["structure"][0] is Result.PASS
+
+
+def test_a_budget_excuses_the_tokens_it_forced() -> None:
+    (honest,) = named("think-budget").read()[1]
+    check = selection.check(honest, vocab_size=49_152, eos_token_ids=(2,))
+    assert (check.result, check.by_request) == (Result.INCONCLUSIVE, True)
+    assert check.metrics["violations"] == 1
+    (place,) = np.flatnonzero(honest.output_ids == 4)
+    assert check.metrics["first_violation"] == place
+    unasked = dataclasses.replace(honest, request=b"{}")
+    assert selection.check(unasked, eos_token_ids=(2,)).result is Result.REJECT
+    closing = selection.check(unasked, eos_token_ids=(2,), closing_ids={4})
+    assert closing.reason.startswith("forced_end")
+    elsewhere = dataclasses.replace(unasked, runtime="vllm-0.32-v2")
+    assert honest.runtime == RUNTIME
+    assert selection.check(elsewhere, eos_token_ids=(2,), closing_ids={4}).reason[:10] != "forced_end"
+
+
+@pytest.mark.parametrize("name", ["think", "think-json", "think-call", "think-required", "think-many"])
+def test_reasoning_moved_into_the_answer_is_never_called_whole(name: str) -> None:
+    for honest in named(name).read()[1]:
+        moved = dataclasses.replace(honest, reasoning="", text=(honest.reasoning + " Zyx " + honest.text).strip())
+        assert codes(moved)["structure"][0] is not Result.PASS
+        longer = dataclasses.replace(honest, reasoning=honest.reasoning + " and so it must be that Zyx is best.")
+        assert codes(longer)["structure"][0] is not Result.PASS
