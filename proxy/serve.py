@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import errno
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -43,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(arguments.config)
     if arguments.port is not None and not 0 <= arguments.port < 65536:
         raise SettingsError("port", f"a number from 0 to 65535, not {arguments.port}")
+    if arguments.drain is not None and not arguments.drain >= 0:
+        raise SettingsError("--drain", f"a number of seconds, not {arguments.drain}")
     if arguments.host is not None or arguments.port is not None:
         given = {"host": arguments.host, "port": arguments.port}
         settings = settings.model_copy(update={key: value for key, value in given.items() if value is not None})
@@ -57,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
             stack.enter_context(EmbeddedValkey(folder, always=settings.durability.aof))
         if not is_loopback(listening.getsockname()[0]):
             _check_keys(settings, url)
-        _serve(settings, url, listening)
+        _serve(settings, url, listening, arguments.drain)
     return 0
 
 
@@ -74,21 +78,25 @@ def load_settings(path: str | None) -> Settings:
 
 class _Server(uvicorn.Server):
     """Uvicorn, except that a signal first drains: readiness turns false, what runs is finished, new requests are
-    refused with 503, and only then the sockets close. A second signal ends at once."""
+    refused with 503, and only then the sockets close. What still runs after `most` seconds of that is broken off and
+    recorded as it is. A second signal ends at once."""
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, most: float | None) -> None:
         super().__init__(config)
         self._drain = drain
+        self._most = math.inf if most is None else most
+        self._over = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
         if self._drain.draining:
             self.should_exit = self.force_exit = True
         self._drain.draining = True
+        self._over = time.monotonic() + self._most
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; true ends the main loop."""
-        if self._drain.draining and self._drain.in_flight == 0:
+        if self._drain.draining and (self._drain.in_flight == 0 or time.monotonic() > self._over):
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -111,13 +119,13 @@ def uvicorn_config(app: ASGIApp, bounds: BoundsSettings) -> uvicorn.Config:
     )
 
 
-def _serve(settings: Settings, redis_url: str, listening: socket.socket) -> None:
+def _serve(settings: Settings, redis_url: str, listening: socket.socket, most: float | None) -> None:
     drain = Drain()
     app = create_app(settings, redis_url, drain)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
-    _Server(uvicorn_config(app, settings.bounds), drain).run(sockets=[listening])
+    _Server(uvicorn_config(app, settings.bounds), drain, most).run(sockets=[listening])
 
 
 def _check_keys(settings: Settings, redis_url: str) -> None:
@@ -162,4 +170,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="PATH", help="settings (default: $COUNTERSIGN_CONFIG, ./countersign.yaml)")
     parser.add_argument("--host", help="address to listen on, instead of the settings' one")
     parser.add_argument("--port", type=int, help="port to listen on, instead of the settings' one")
+    drain = "the most that running answers may take after a signal (default: no limit)"
+    parser.add_argument("--drain", metavar="SECONDS", type=float, help=drain)
     return parser

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import helm_python as helm
 import kubernetes_validate
 import pytest
 
 from policies.settings import parse_settings
+from proxy import serve
+from proxy.recorder import Recorder
 from tests.helm import crds, schema
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
 
@@ -75,7 +79,7 @@ def test_names_are_unique(release: Release) -> None:
 def test_proxy_is_probed_where_it_listens(chart: helm.Chart) -> None:
     release = Release(chart, {"proxy": {"port": 9000, "service": {"port": 80}}})
     proxy = container(release.pods()["countersign-proxy"])
-    assert proxy["command"] == ["countersign", "serve"]
+    assert proxy["command"][:2] == ["countersign", "serve"]
     assert proxy["ports"] == [{"name": "http", "containerPort": 9000}]
     assert proxy["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert proxy["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
@@ -92,7 +96,9 @@ def test_proxy_is_probed_where_it_listens(chart: helm.Chart) -> None:
 def test_drain_comes_from_one_value(chart: helm.Chart, drain: int, stop: int) -> None:
     pod = Release(chart, {"proxy": {"drainSeconds": drain}}).pods()["countersign-proxy"]
     assert container(pod)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(stop)]
-    assert pod["terminationGracePeriodSeconds"] == stop + drain + 15
+    assert serve._parser().parse_args(container(pod)["command"][2:]).drain == drain
+    closing, recording = serve._SHUTDOWN_SECONDS, inspect.signature(Recorder.stop).parameters["timeout"].default
+    assert pod["terminationGracePeriodSeconds"] == stop + drain + closing + recording
 
 
 def test_settings_reach_the_program(chart: helm.Chart) -> None:

@@ -10,6 +10,7 @@ import yaml
 from compose_spec import PyCompose
 
 from policies.settings import parse_settings
+from proxy import serve
 from tests.images.dockerfile import ROOT, stages
 from verifier_pool import ready, worker
 
@@ -124,7 +125,8 @@ def test_what_is_in_hand_may_be_finished(services: dict[str, Any]) -> None:
     for name in ("worker", "reference"):
         minutes = int(services[name]["stop_grace_period"].removesuffix("m"))
         assert minutes * 60 >= longest + 60
-    assert services["proxy"]["stop_grace_period"] == "5m"
+    drain = serve._parser().parse_args(services["proxy"]["command"][1:]).drain
+    assert services["proxy"]["stop_grace_period"] == f"{int(drain) // 60}m15s"
 
 
 def test_the_store_keeps_what_it_is_given(services: dict[str, Any]) -> None:

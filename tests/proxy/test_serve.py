@@ -29,7 +29,8 @@ from proxy.embedded import EmbeddedValkey
 from tests.proxy.conftest import CHAT
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
-from verifier_pool.queue import evidence_key
+from tests.support.valkey import Valkey
+from verifier_pool.queue import evidence_key, verdict_key
 
 Start = Callable[..., "Serve"]
 
@@ -37,13 +38,13 @@ Start = Callable[..., "Serve"]
 class Serve:
     """A running `countersign serve`."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], *arguments: str) -> None:
         config = folder / "countersign.yaml"
         config.write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-c", "import countersign, sys; sys.exit(countersign.main())", "serve"]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
         self.process = subprocess.Popen(
-            [*command, "--config", str(config)], stderr=subprocess.PIPE, text=True, env=environ
+            [*command, "--config", str(config), *arguments], stderr=subprocess.PIPE, text=True, env=environ
         )
         self.lines: list[str] = []
         self.url = ""
@@ -77,11 +78,11 @@ class Serve:
 def start(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
-        def run(name: str = "a", **settings: Any) -> Serve:
+        def run(name: str = "a", *arguments: str, **settings: Any) -> Serve:
             folder = tmp_path / f"settings-{name}"
             folder.mkdir(exist_ok=True)
             state = str(tmp_path / "state")
-            running = Serve(folder, {"port": 0, "embedded_dir": state} | settings)
+            running = Serve(folder, {"port": 0, "embedded_dir": state} | settings, *arguments)
 
             def end() -> None:
                 running.process.kill()
@@ -132,6 +133,35 @@ def test_drains(start: Start, backend: FakeBackend, tmp_path: Path, sent: signal
     assert serving.wait() == 0
     assert _gone(tmp_path / "state" / "valkey.sock")
     assert not any("Traceback" in line for line in serving.lines)
+
+
+def test_what_runs_for_longer_than_the_drain_is_broken_off_and_recorded(
+    start: Start, backend: FakeBackend, valkey: Valkey
+) -> None:
+    backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), Until(threading.Event())]
+    serving = start("a", "--drain", "0.5", **_with_backend(backend), redis_url=valkey.url)
+    serving.ready()
+    with httpx.stream("POST", f"{serving.url}/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        id = response.headers["x-countersign-id"]
+        parts = response.iter_raw()
+        next(parts)
+        serving.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        with pytest.raises(httpx.TransportError):
+            list(parts)
+        assert serving.wait() == 0
+    assert 0.5 < time.monotonic() - began < 12
+    with valkey.client() as client:
+        assert client.exists(evidence_key(id)) or client.exists(verdict_key(id))
+    assert not any("Traceback" in line for line in serving.lines)
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_a_drain_that_is_none(seconds: str, tmp_path: Path) -> None:
+    config = tmp_path / "countersign.yaml"
+    config.write_text("{}")
+    with pytest.raises(SettingsError, match="--drain"):
+        serve.main(["--config", str(config), "--drain", seconds])
 
 
 def test_valkey_is_private_and_dies_with_a_crash(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
