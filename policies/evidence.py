@@ -35,10 +35,13 @@ WITHHELD_FAULTS = frozenset(
         "bad_routed_experts",
         "line_too_long",
         "too_large",
+        "too_deep",
     }
 )
 """Faults only the backend can cause."""
-EXCUSED_FAULTS = frozenset({"client_left", "upstream_closed", "upstream_timeout", "upstream_error", "no_tokenizer"})
+EXCUSED_FAULTS = frozenset(
+    {"client_left", "upstream_closed", "upstream_timeout", "upstream_error", "no_tokenizer", "evidence_too_large"}
+)
 """Faults that are not the backend's doing, or no evidence of cheating."""
 
 

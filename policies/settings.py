@@ -179,7 +179,6 @@ class Settings(Section):
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
     bounds: BoundsSettings = BoundsSettings()
-    max_line_bytes: int = Field(16 * 1024 * 1024, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:

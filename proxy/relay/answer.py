@@ -18,7 +18,8 @@ from proxy.relay.transport import UpstreamResponse
 from proxy.services import Services
 from proxy.tap.types import Tap
 
-MAX_ANSWER = 256 * 1024 * 1024
+_WEIGHED = 1024 * 1024
+"""Bytes read after which it is looked at again how much of them is held."""
 _NO_FAULT_OF_THE_REQUEST = (408, 429)
 
 Headers = list[tuple[bytes, bytes]]
@@ -57,14 +58,18 @@ class Answer:
     async def pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
         """Feed the tap until the answer is over; returns what broke it, if something did."""
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
+        weighed = _WEIGHED
         try:
-            async with clock.patience() as deadline:
+            async with clock.patience() as deadline, self.services.holding.share() as share:
                 while data := await clock.reading(response.read(), deadline):
                     for piece in decoder.decode(data):
                         record.received += len(piece)
                         if limit is not None and record.received > limit:
                             raise UpstreamFailed("the backend's answer is too long")
                         out = tap.feed(piece)
+                        if record.received >= weighed:
+                            weighed = record.received + _WEIGHED
+                            share.weigh(tap.held)
                         if tap.begun:
                             clock.began()
                         if out:
@@ -77,7 +82,9 @@ class Answer:
             return error
         return None
 
-    async def gather(self, response: UpstreamResponse, tap: Tap, limit: int) -> tuple[bytes, ApiError | None]:
+    async def gather(
+        self, response: UpstreamResponse, tap: Tap, limit: int | None = None
+    ) -> tuple[bytes, ApiError | None]:
         """The whole body as its client sees it, and what broke it, if something did."""
         parts: list[bytes] = []
 
@@ -87,7 +94,7 @@ class Answer:
         error = await self.pump(response, tap, keep, limit)
         parts.append(tap.close(fault_of(error)))
         if tap.failed and error is None:
-            error = UpstreamFailed("the backend's answer is too long", code="too_large")
+            error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or "too_large")
         return b"".join(parts), error
 
     async def verdict(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 from policies.errors import InvalidRequest, RequestTooLarge
 from policies.settings import BoundsSettings
 from proxy.tap import lax
-from proxy.tap.rawjson import UNREADABLE, Object, has_more_values, is_deeper, read_object
+from proxy.tap.outline import has_more_values, is_deeper
+from proxy.tap.rawjson import UNREADABLE, Object, read_object
 
 LARGE = 256 * 1024
 """Bytes from which a body is not read on the event loop: others' streams would stand still meanwhile."""

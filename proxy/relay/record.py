@@ -81,7 +81,7 @@ class Record:
             return
         self._settled = True
         meta = self._meta()
-        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), self.received)
+        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), tap.held)
 
     def unchecked(self, reason: str) -> None:
         """There is nothing to check, and why."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from policies.errors import ApiError, UpstreamFailed, VerificationFailed
 from proxy.relay import headers as names
 from proxy.relay import streamed, whole
-from proxy.relay.answer import MAX_ANSWER, Answer
+from proxy.relay.answer import Answer
 from proxy.relay.asgi import answer_error
 from proxy.relay.encoding import decoder_for
 from proxy.relay.refusal import Declined, retryable
@@ -70,8 +70,7 @@ class Reply(Answer):
         content_type = names.first(response.headers, b"content-type").decode("latin-1") or None
         tap: Tap
         if isinstance(prepared, Passed):
-            limit = self.services.settings.max_line_bytes
-            tap = open_foreign_tap(prepared, content_type=content_type, max_line_bytes=limit, max_body_bytes=MAX_ANSWER)
+            tap = open_foreign_tap(prepared, content_type=content_type, bounds=self.services.settings.bounds)
         else:
             tap = open_tap(
                 prepared,
@@ -79,8 +78,7 @@ class Reply(Answer):
                 tokenizer=self.services.tokenizers.get(self.generation.model),
                 status=response.status,
                 content_type=content_type,
-                max_line_bytes=self.services.settings.max_line_bytes,
-                max_body_bytes=MAX_ANSWER,
+                bounds=self.services.settings.bounds,
             )
         self.record.listen(tap)
         return tap

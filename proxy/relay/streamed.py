@@ -9,7 +9,7 @@ from policies.errors import ApiError, UpstreamFailed
 from policies.verification import public
 from proxy.relay import headers as names
 from proxy.relay import inline
-from proxy.relay.answer import MAX_ANSWER, Answer, fault_of
+from proxy.relay.answer import Answer, fault_of
 from proxy.relay.refusal import Declined, retryable, status_of
 from proxy.relay.transport import UpstreamResponse, finish
 from proxy.relay.whole import deliver
@@ -46,7 +46,7 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
 
 async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content_type: str, *, last: bool) -> None:
     """A whole answer, as the stream its client asked for. Raises what `Reply.relay` does."""
-    body, error = await answer.gather(response, tap, MAX_ANSWER)
+    body, error = await answer.gather(response, tap)
     if error is not None:
         answer.record.evidence()
         raise error

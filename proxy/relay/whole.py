@@ -8,18 +8,17 @@ from policies.errors import UpstreamFailed, VerificationFailed
 from policies.verification import public
 from proxy.relay import headers as names
 from proxy.relay import inline
-from proxy.relay.answer import MAX_ANSWER, Answer, Headers
+from proxy.relay.answer import Answer, Headers
 from proxy.relay.transport import UpstreamResponse
 from proxy.tap.foreign import error_event
 from proxy.tap.types import Tap
 
-_MAX_ERROR = 1024 * 1024
 _FIELDS = {"message": "", "type": UpstreamFailed.type, "param": None, "code": None}
 
 
 async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """Read it to its end, then pass it on. Raises what `Reply.relay` does."""
-    body, failure = await answer.gather(response, tap, MAX_ANSWER)
+    body, failure = await answer.gather(response, tap)
     if failure is None:
         answer.record.show(body)
     answer.record.evidence()
@@ -38,7 +37,7 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
 
 async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """A backend's error. Raises what `Reply.relay` does."""
-    body, failure = await answer.gather(response, tap, _MAX_ERROR)
+    body, failure = await answer.gather(response, tap, answer.services.settings.bounds.error_bytes)
     if failure is None:
         answer.record.show(body)
     answer.record.evidence()

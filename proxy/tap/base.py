@@ -6,6 +6,7 @@ from typing import Any
 
 from policies.errors import ApiError, UpstreamFailed, UpstreamTimeout
 from policies.evidence import Evidence
+from proxy.tap.allowed import Allowed
 from proxy.tap.collect import Collector
 from proxy.tap.rawjson import Object, raw, read_object, read_objects, write
 from proxy.tap.shown import shown
@@ -29,8 +30,9 @@ class BaseTap:
     streamed = False
     content_type: str | None = None
 
-    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None) -> None:
-        self.collector = Collector(prepared)
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
+        self.allowed = allowed
+        self.collector = Collector(prepared, allowed)
         self.view = View(prepared, model_name, strings)
         self.prepared = prepared
 
@@ -73,6 +75,8 @@ def error_body(fault: str | None) -> bytes:
         error = UpstreamTimeout("The backend stopped answering.", code=fault)
     elif fault in ("line_too_long", "too_large"):
         error = UpstreamFailed("The backend's answer is too large.", code=fault)
+    elif fault == "too_deep":
+        error = UpstreamFailed("The backend's answer nests JSON too deeply.", code=fault)
     else:
         error = UpstreamFailed("The backend's answer ended early.", code=fault)
     return write(error.body())

@@ -21,11 +21,16 @@ class Billed(msgspec.Struct):
     completion_tokens_details: Any = None
 
 
+_LONGEST = 65_536
+"""Bytes of JSON."""
+
 _billed = msgspec.json.Decoder(Billed)
 
 
 def read(value: Raw) -> Billed | None:
     """The usage, or None when it is none."""
+    if len(memoryview(value)) > _LONGEST:
+        return None
     try:
         return _billed.decode(value)
     except UNREADABLE:

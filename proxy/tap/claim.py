@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,11 +16,15 @@ import numpy as np
 from msgspec import Raw
 
 from policies.evidence import PAD_ID, TOP_LOGPROBS, Endpoint, Ids, Logprobs
+from proxy.tap.outline import is_wider
 from proxy.tap.rawjson import UNREADABLE, read_value
 
 WIDTH = TOP_LOGPROBS + 1
 _ROOM = WIDTH + 1  # the sampled token comes twice: by itself and in the list
+_MOST_MEMBERS = 2 * 1024 * 1024
 _PREFIX = "token_id:"
+MAX_ENTRY = 1024 * 1024
+"""Bytes of JSON of one position; the longest tokens take a hundredth of it."""
 
 
 class _Top(msgspec.Struct):
@@ -35,15 +39,17 @@ class _Entry(msgspec.Struct):
 
 
 class _ChatLogprobs(msgspec.Struct):
-    content: list[_Entry]
+    content: list[Raw]
 
 
 class _CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[Raw]
 
 
+_entry = msgspec.json.Decoder(_Entry)
+_top = msgspec.json.Decoder(dict[str, float])
 _chat = msgspec.json.Decoder(_ChatLogprobs)
 _completions = msgspec.json.Decoder(_CompletionLogprobs)
 
@@ -71,17 +77,23 @@ class Claim:
         self._logprobs = array("f")
         self._counts = array("i")
 
-    def add(self, endpoint: Endpoint, logprobs: Raw, expected: int | None) -> None:
-        """Takes a choice's `logprobs`; `expected` is the number of tokens it came with, when known."""
+    def add(self, endpoint: Endpoint, logprobs: Raw, expected: int | None, most: int) -> bool:
+        """Takes a choice's `logprobs`; `expected` is the number of tokens it came with, when known. Whether there were
+        more than `most` rows, which are left out."""
         before = self.rows
         self.present = True
+        over = False
         for tokens, values in _rows(endpoint, logprobs):
+            if self.rows - before >= most:
+                over = True
+                break
             self._row(tokens, values)
         if expected is not None:
             if self.rows - before != expected:
                 self.bad_logprobs = True
             for _ in range(expected - (self.rows - before)):
                 self._pad()
+        return over
 
     def skip(self, count: int) -> None:
         """Tokens that came without logprobs."""
@@ -151,6 +163,8 @@ def fitted(ids: Ids, logprobs: Logprobs, rows: int | None) -> tuple[Ids, Logprob
     """The claim with exactly `rows` rows, cut or padded; of shape (0, 0) for None."""
     if rows is None:
         return np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+    if len(ids) == rows:
+        return ids, logprobs
     missing = ((0, max(0, rows - len(ids))), (0, 0))
     return (
         np.pad(ids[:rows], missing, constant_values=PAD_ID),
@@ -158,26 +172,52 @@ def fitted(ids: Ids, logprobs: Logprobs, rows: int | None) -> tuple[Ids, Logprob
     )
 
 
-def _rows(endpoint: Endpoint, logprobs: Raw) -> list[Row]:
+def _rows(endpoint: Endpoint, logprobs: Raw) -> Iterator[Row]:
+    """One row after the other, so that only one of them is ever held as Python objects."""
+    if is_wider(logprobs, 2, _MOST_MEMBERS):
+        yield [], []
+        return
     try:
         if endpoint == "chat":
-            content = _chat.decode(logprobs).content
-            return [
-                (
-                    [entry.token, *[top.token for top in entry.top_logprobs]],
-                    [entry.logprob, *[top.logprob for top in entry.top_logprobs]],
-                )
-                for entry in content
-            ]
-        parsed = _completions.decode(logprobs)
-        if len(parsed.tokens) == len(parsed.token_logprobs) == len(parsed.top_logprobs):
-            return [
-                ([token, *top], [value, *top.values()])
-                for token, value, top in zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True)
-            ]
+            entries = _chat.decode(logprobs).content
+            columns = None
+        else:
+            parsed = _completions.decode(logprobs)
+            columns = list(zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True))
     except UNREADABLE:
-        pass
-    return _salvaged(endpoint, read_value(logprobs))
+        yield from _salvaged(endpoint, read_value(logprobs))
+        return
+    if columns is None:
+        for entry in entries:
+            yield _chat_entry(entry)
+    else:
+        for token, value, top in columns:
+            yield _completions_entry(token, value, top)
+
+
+def _chat_entry(text: Raw) -> Row:
+    if len(memoryview(text)) > MAX_ENTRY:
+        return [], []
+    try:
+        entry = _entry.decode(text)
+    except UNREADABLE:
+        return _chat_row(read_value(text))
+    return (
+        [entry.token, *[top.token for top in entry.top_logprobs]],
+        [entry.logprob, *[top.logprob for top in entry.top_logprobs]],
+    )
+
+
+def _completions_entry(token: str, value: float, text: Raw) -> Row:
+    if len(memoryview(text)) > MAX_ENTRY:
+        return [], []
+    try:
+        top = _top.decode(text)
+    except UNREADABLE:
+        found = read_value(text)
+        top = found if isinstance(found, dict) else {}
+        return _row_of([token, *top], [value, *top.values()])
+    return [token, *top], [value, *top.values()]
 
 
 def _salvaged(endpoint: Endpoint, value: Any) -> list[Row]:

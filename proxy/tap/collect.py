@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,18 +12,17 @@ from msgspec import Raw
 
 from policies.evidence import Evidence, Ids, Usage
 from proxy.tap import billed
-from proxy.tap.claim import Claim, fitted
-from proxy.tap.experts import decode_experts
+from proxy.tap.allowed import Allowed
+from proxy.tap.claim import WIDTH, Claim, fitted
+from proxy.tap.experts import MAX_BYTES, decode_experts
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
-from proxy.tap.shown import Shown, Transcript
+from proxy.tap.shown import MAX_CALLS, Shown, Transcript
+from proxy.tap.trim import trimmed
 from proxy.tap.types import Prepared
 
-MAX_TOKENS = 1 << 18
-"""Output tokens kept per response, over all its choices; beyond, the fault `too_large`."""
-MAX_PROMPT_TOKENS = 1 << 21
-MAX_TEXT = 16 * 1024 * 1024
-MAX_CHOICES = 4096
 _CHARACTERS_PER_TOKEN = 4
+_LONGEST_REASON = 4096
+"""Characters of a finish or stop reason; the latter may be one of the client's stop strings."""
 
 
 _ids = msgspec.json.Decoder(list[int])
@@ -54,8 +53,9 @@ class ChoiceRecord:
 class Collector:
     """Evidence of one response. Reads what the backend sends and never raises on it."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, allowed: Allowed) -> None:
         self.prepared = prepared
+        self.allowed = allowed
         self.choices: dict[int, ChoiceRecord] = {}
         self.faults: dict[str, None] = {}
         self.terminal = False
@@ -63,8 +63,16 @@ class Collector:
         self._usage: billed.Billed | None = None
         self._tokens = 0
         self._rows = 0
-        self._characters = 0
-        self.expected = min(prepared.prompts * prepared.n, MAX_CHOICES)
+        self._characters = self._calls = 0
+        self._prompt_tokens = 0
+        self._experts = 0
+        self.expected = prepared.prompts * prepared.n
+
+    @property
+    def held(self) -> int:
+        """Bytes that what is kept takes, roughly."""
+        rows = self._rows * 2 * WIDTH * 4
+        return rows + 4 * (self._tokens + self._prompt_tokens + self._characters) + self._experts
 
     def fault(self, code: str) -> None:
         """Remembers what the backend withheld or broke."""
@@ -84,11 +92,7 @@ class Collector:
         record = self._record(fields.get("index"))
         if record is None:
             return None
-        self._characters += said.characters
-        if self._characters > MAX_TEXT:
-            self.fault("too_large")
-        else:
-            record.transcript.add(said)
+        self._show(record, said)
         expected = self._read_ids(record, fields.get("token_ids"))
         if self.prepared.ids_as_tokens:
             self._read_claim(record, fields.get("logprobs"), expected)
@@ -97,6 +101,15 @@ class Collector:
             record.prompt_ids = self._read_prompt(prompt)
         self._read_end(record, fields)
         return record
+
+    def _show(self, record: ChoiceRecord, said: Shown) -> None:
+        if self._characters + said.characters > self.allowed.characters:
+            self.fault("too_large")
+            return
+        self._characters += said.characters
+        self._calls += record.transcript.add(said, MAX_CALLS - self._calls)
+        if said.calls and self._calls >= MAX_CALLS:
+            self.fault("too_large")
 
     def finished(self) -> bool:
         """Whether every choice asked for has its finish reason."""
@@ -108,7 +121,7 @@ class Collector:
         billed_prompt = billed_answer = None
         if self._usage is not None:
             billed_prompt, billed_answer = self._usage.prompt_tokens, self._usage.completion_tokens
-        prompts = [self._prompt_of(at * self.prepared.n) for at in range(min(self.prepared.prompts, MAX_CHOICES))]
+        prompts = [self._prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         counted = sum(len(ids) for ids in prompts if ids is not None)
         answer = self._tokens or billed_answer or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
         return counted or billed_prompt, answer
@@ -118,7 +131,8 @@ class Collector:
         clean = self.terminal and not ({"upstream_error", "invalid_json"} & self.faults.keys())
         indices = set(range(self.expected)) if clean else {i for i, r in self.choices.items() if r.started}
         usage = self._counted()
-        return [self._evidence(index, usage, meta) for index in sorted(indices or {0})]
+        found = [self._evidence(index, usage, meta) for index in sorted(indices or {0})]
+        return trimmed(found, self.allowed.evidence)
 
     def _evidence(self, index: int, usage: Usage | None, meta: dict[str, Any]) -> Evidence:
         prepared = self.prepared
@@ -202,7 +216,7 @@ class Collector:
     def _counted(self) -> Usage | None:
         if self._usage is None:
             return None
-        prompts = [self._prompt_of(at * self.prepared.n) for at in range(min(self.prepared.prompts, MAX_CHOICES))]
+        prompts = [self._prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         return billed.usage(self._usage, sum(len(ids) for ids in prompts if ids is not None), self._tokens)
 
     def _record(self, index: Raw | None) -> ChoiceRecord | None:
@@ -222,6 +236,9 @@ class Collector:
         """Appends a choice's token ids; returns how many there were, None when they did not come."""
         if value is None or is_null(value):
             return None
+        if self._tokens + bytes(value).count(b",") > self.allowed.tokens:
+            self.fault("too_large")
+            return None
         try:
             ids = array("i", _ids.decode(value))
             if ids and min(ids) < 0:
@@ -230,7 +247,7 @@ class Collector:
             record.faults["bad_ids"] = None
             return None
         self._tokens += len(ids)
-        if self._tokens > MAX_TOKENS:
+        if self._tokens > self.allowed.tokens:
             self.fault("too_large")
             return None
         record.ids += ids
@@ -238,13 +255,15 @@ class Collector:
 
     def _read_claim(self, record: ChoiceRecord, logprobs: Raw | None, expected: int | None) -> None:
         """Appends a choice's logprobs; rows that come without ids count against the same limit as ids."""
-        if self._tokens > MAX_TOKENS or self._rows > MAX_TOKENS:
+        left = self.allowed.tokens - self._rows
+        if self._tokens > self.allowed.tokens or left < 0:
             self.fault("too_large")
             return
         before = record.claim.rows
         if not is_null(logprobs):
             assert logprobs is not None
-            record.claim.add(self.prepared.endpoint, logprobs, expected)
+            if record.claim.add(self.prepared.endpoint, logprobs, expected, left):
+                self.fault("too_large")
         elif expected:
             record.claim.skip(expected)
         self._rows += record.claim.rows - before
@@ -252,7 +271,7 @@ class Collector:
     def _read_prompt(self, value: Raw | None) -> Ids | None:
         if value is None:
             return None
-        if len(bytes(value)) > 12 * MAX_PROMPT_TOKENS:
+        if self._prompt_tokens + bytes(value).count(b",") >= self.allowed.prompt_tokens:
             self.fault("too_large")
             return None
         try:
@@ -263,6 +282,7 @@ class Collector:
         if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
             self.fault("bad_ids")
             return None
+        self._prompt_tokens += len(ids)
         return ids.astype(np.int32)
 
     def _read_end(self, record: ChoiceRecord, fields: Object) -> None:
@@ -272,10 +292,29 @@ class Collector:
                 continue
             try:
                 if name == "finish_reason":
-                    record.finish_reason = _string.decode(value)
+                    record.finish_reason = _short(_string.decode(value))
                 elif name == "stop_reason":
-                    record.stop_reason = _reason.decode(value)
+                    record.stop_reason = _short(_reason.decode(value))
                 else:
-                    record.experts = _string.decode(value)
+                    self._read_experts(record, _string.decode(value))
             except UNREADABLE:
                 self.fault("bad_routed_experts" if name == "routed_experts" else "invalid_json")
+
+    def _read_experts(self, record: ChoiceRecord, text: str) -> None:
+        self._experts += len(text) - len(record.experts or "")
+        if self._experts > MAX_BYTES * 4 // 3:
+            self._experts -= len(text)
+            record.experts = None
+            self.fault("too_large")
+        else:
+            record.experts = text
+
+
+T = TypeVar("T", str, "int | str")
+
+
+def _short(reason: T) -> T:
+    """Raises ValueError for a reason that is none."""
+    if isinstance(reason, str) and len(reason) > _LONGEST_REASON:
+        raise ValueError("a reason this long is none")
+    return reason

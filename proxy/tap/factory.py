@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from policies.settings import BoundsSettings
+from proxy.tap.allowed import allowed
 from proxy.tap.restream import RestreamTap
 from proxy.tap.stream import StreamTap, UndeclaredTap
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared, Tap
 from proxy.tap.whole import PassTap, WholeTap
 
-MAX_LINE_BYTES = 16 * 1024 * 1024
-MAX_BODY_BYTES = 256 * 1024 * 1024
+_DEFAULT = BoundsSettings()
 
 
 def open_tap(
@@ -19,8 +20,7 @@ def open_tap(
     tokenizer: TokenStrings | None = None,
     status: int = 200,
     content_type: str | None = None,
-    max_line_bytes: int = MAX_LINE_BYTES,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    bounds: BoundsSettings = _DEFAULT,
 ) -> Tap:
     """The tap for one response.
 
@@ -30,16 +30,16 @@ def open_tap(
         tokenizer: the model's token strings, for clients that ask for logprobs.
         status: the backend's HTTP status.
         content_type: the backend's `Content-Type`; None counts as what was asked for.
-        max_line_bytes: longest line, and longest event, of a stream.
-        max_body_bytes: longest body that is not streamed.
+        bounds: how much is taken of a backend.
     """
+    most = allowed(prepared, bounds)
     kind = (content_type or "").split(";")[0].strip().lower()
     is_json = kind == "application/json" or kind.endswith("+json")
     if not 200 <= status < 300:
-        return PassTap(prepared, json=is_json or not kind, max_bytes=max_line_bytes)
+        return PassTap(prepared, most, json=is_json or not kind)
     if prepared.upstream_stream and not is_json:
         kinds = StreamTap if kind in ("", "text/event-stream") else UndeclaredTap
-        return kinds(prepared, model_name, tokenizer, max_line_bytes)
+        return kinds(prepared, model_name, tokenizer, most)
     if prepared.asked.stream and not prepared.upstream_stream:
-        return RestreamTap(prepared, model_name, tokenizer, max_body_bytes)
-    return WholeTap(prepared, model_name, tokenizer, max_body_bytes)
+        return RestreamTap(prepared, model_name, tokenizer, most)
+    return WholeTap(prepared, model_name, tokenizer, most)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Raw
 
 from policies.evidence import Evidence
-from policies.settings import BackendSettings
+from policies.settings import BackendSettings, BoundsSettings
 from proxy.tap.base import error_body, without_verdict
 from proxy.tap.bill import Bill
-from proxy.tap.rawjson import UNREADABLE, Object, raw, read_object, write
+from proxy.tap.outline import is_deeper
+from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
 from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
 from proxy.tap.types import Asked
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
+_DEFAULT = BoundsSettings()
 _LAST = {
     MESSAGES: frozenset({"message_stop", "error"}),
     RESPONSES: frozenset({"response.completed", "response.failed", "response.incomplete", "error"}),
@@ -36,7 +39,7 @@ _DELTA = ("_delta", ".delta")
 
 class _Typed(msgspec.Struct):
     type: str = _NO_TYPE
-    error: Any = None
+    error: Raw = NULL
 
 
 _typed = msgspec.json.Decoder(_Typed)
@@ -80,15 +83,13 @@ def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
     return b"data: " + write(body) + b"\n\n"
 
 
-def open_foreign_tap(
-    passed: Passed, *, content_type: str | None, max_line_bytes: int, max_body_bytes: int
-) -> ForeignTap:
+def open_foreign_tap(passed: Passed, *, content_type: str | None, bounds: BoundsSettings = _DEFAULT) -> ForeignTap:
     """The tap for one answer."""
     kind = (content_type or "").split(";")[0].strip().lower()
     if kind == "text/event-stream":
-        return ForeignStreamTap(passed, max_line_bytes)
+        return ForeignStreamTap(passed, bounds)
     if kind in ("", "application/json") or kind.endswith("+json"):
-        return ForeignJsonTap(passed, max_body_bytes)
+        return ForeignJsonTap(passed, bounds)
     return ForeignTap(passed)
 
 
@@ -110,6 +111,11 @@ class ForeignTap:
         renamed = passed.served_model != passed.model
         self._served = bytes(raw(passed.served_model)) if renamed else None
         self._public = raw(passed.model)
+
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return 0
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
@@ -158,10 +164,10 @@ class ForeignJsonTap(ForeignTap):
 
     streamed = False
 
-    def __init__(self, passed: Passed, max_bytes: int) -> None:
+    def __init__(self, passed: Passed, bounds: BoundsSettings) -> None:
         super().__init__(passed)
         self._body = bytearray()
-        self._max_bytes = max_bytes
+        self._bounds = bounds
         self._whole = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -169,7 +175,7 @@ class ForeignJsonTap(ForeignTap):
         if not self.failed:
             self.begun = True
             self._body += data
-            if len(self._body) > self._max_bytes:
+            if len(self._body) > self._bounds.answer_bytes:
                 self.failed = True
                 self._body.clear()
         return b""
@@ -179,6 +185,10 @@ class ForeignJsonTap(ForeignTap):
         body, self._body = bytes(self._body), bytearray()
         if fault is not None or self.failed:
             return error_body(fault or "too_large")
+        if is_deeper(body, self._bounds.json_depth):
+            self.failed = True
+            self.fault = "too_deep"
+            return error_body("too_deep")
         self._whole = body
         changed = self._rewrite(body)
         return without_verdict(body) if changed is None else changed
@@ -193,9 +203,10 @@ class ForeignJsonTap(ForeignTap):
 class ForeignStreamTap(ForeignTap):
     """Server-sent events."""
 
-    def __init__(self, passed: Passed, max_line_bytes: int) -> None:
+    def __init__(self, passed: Passed, bounds: BoundsSettings) -> None:
         super().__init__(passed)
-        self._splitter = Splitter(max_line_bytes)
+        self._splitter = Splitter(bounds.line_bytes)
+        self._depth = bounds.json_depth
         self._last = _LAST.get(passed.path, frozenset())
         self._ended = not self._last
         self._closed = False
@@ -207,7 +218,13 @@ class ForeignStreamTap(ForeignTap):
         """See Tap."""
         if self.failed or self._closed:
             return b""
-        out = [self._event(event) for event in self._splitter.push(data)]
+        out = []
+        for event in self._splitter.push(data):
+            if event.data is not None and is_deeper(event.data, self._depth):
+                self.failed = True
+                out.append(self._error("too_deep"))
+                return b"".join(out)
+            out.append(self._event(event))
         if self._splitter.overflow:
             self.failed = True
             out.append(self._error("line_too_long"))
@@ -237,7 +254,7 @@ class ForeignStreamTap(ForeignTap):
         except UNREADABLE:
             typed = _Typed()
         changed = self._rewrite(data)
-        wrong = typed.type == "error" or (typed.error is not None and typed.type == _NO_TYPE)
+        wrong = typed.type == "error" or (not is_null(typed.error) and typed.type == _NO_TYPE)
         self.erred |= wrong
         if b'"usage"' in data:
             self._bill.read(data)

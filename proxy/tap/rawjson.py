@@ -10,8 +10,9 @@ import json
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Raw
+
+from proxy.tap.outline import has_more_values, is_wider
 
 Object = dict[str, Raw]
 
@@ -22,8 +23,10 @@ FALSE = Raw(b"false")
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, OverflowError, MemoryError)
 """Everything the two JSON readers raise on hostile text."""
 
-_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
-_OPEN_OBJECT, _OPEN_ARRAY = b"{["
+_MOST_FIELDS = 65_536
+_MOST_CHOICES_FIELDS = 262_144
+_MOST_LENIENT = 16 * 1024 * 1024
+_MOST_LENIENT_VALUES = 1024 * 1024
 
 _object = msgspec.json.Decoder(Object)
 _objects = msgspec.json.Decoder(list[Object])
@@ -34,8 +37,10 @@ def read_object(data: bytes | Raw) -> Object | None:
     """The fields of a JSON object, or None when `data` is not one.
 
     Python's JSON writer emits `NaN` and `Infinity`, which are not JSON; such an object is still read,
-    its values then being re-spelled.
+    its values then being re-spelled. One of more than 65,536 fields is none.
     """
+    if is_wider(data, 1, _MOST_FIELDS):
+        return None
     try:
         return _object.decode(data)
     except UNREADABLE:
@@ -44,7 +49,9 @@ def read_object(data: bytes | Raw) -> Object | None:
 
 
 def read_objects(data: bytes | Raw) -> list[Object] | None:
-    """The objects of a JSON array, or None when `data` is not an array of objects."""
+    """The objects of a JSON array, or None when `data` is not an array of objects, or they have too many fields."""
+    if is_wider(data, 2, _MOST_CHOICES_FIELDS):
+        return None
     try:
         return _objects.decode(data)
     except UNREADABLE:
@@ -77,34 +84,12 @@ def is_null(value: Raw | None) -> bool:
     return value is None or bytes(value) == b"null"
 
 
-def is_deeper(data: bytes, limit: int) -> bool:
-    """Whether objects and arrays stand more than `limit` deep inside each other; undefined for what is not JSON."""
-    if data.count(b"{") + data.count(b"[") <= limit:
-        return False
-    brackets = np.frombuffer(_outside_strings(data).translate(None, _NO_BRACKETS), np.uint8)
-    opening = (brackets == _OPEN_OBJECT) | (brackets == _OPEN_ARRAY)
-    return int(np.cumsum(np.where(opening, 1, -1), dtype=np.int64).max(initial=0)) > limit
-
-
-def has_more_values(data: bytes, limit: int) -> bool:
-    """Whether there are more than `limit` values in it, containers included; undefined for what is not JSON."""
-    if _count_values(data) <= limit:
-        return False
-    return _count_values(_outside_strings(data)) > limit
-
-
-def _count_values(data: bytes) -> int:
-    return 1 + data.count(b",") + data.count(b"{") + data.count(b"[")
-
-
-def _outside_strings(data: bytes) -> bytes:
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    return b"".join(plain.split(b'"')[::2])
-
-
 def _lenient(data: bytes | Raw) -> Any:
+    text = bytes(data)
+    if len(text) > _MOST_LENIENT or has_more_values(text, _MOST_LENIENT_VALUES):
+        return None
     try:
-        return json.loads(bytes(data))
+        return json.loads(text)
     except UNREADABLE:
         return None
 

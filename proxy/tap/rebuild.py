@@ -16,8 +16,11 @@ import msgspec
 from msgspec import Raw
 
 from proxy.tap.claim import token_ids
+from proxy.tap.outline import is_wider
 from proxy.tap.rawjson import Object, raw, read_object, read_value
 from proxy.tap.tokens import CONTEXT, TokenStrings
+
+_MOST_MEMBERS = 2 * 1024 * 1024
 
 
 class _Top(msgspec.Struct):
@@ -33,7 +36,7 @@ class _Entry(msgspec.Struct):
     top_logprobs: list[_Top]
 
 
-_entries = msgspec.json.Decoder(list[_Entry])
+_entry = msgspec.json.Decoder(_Entry)
 _strings = msgspec.json.Decoder(list[str])
 _raws = msgspec.json.Decoder(list[Raw])
 _tops = msgspec.json.Decoder(list[dict[str, Raw] | None])
@@ -55,18 +58,22 @@ class Rebuilder:
     def chat(self, logprobs: Raw) -> Raw:
         """Chat's `{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`."""
         fields = _fields(logprobs)
-        entries = _entries.decode(fields["content"])
-        for entry in entries:
-            if self._count >= 0:
-                entry.top_logprobs = entry.top_logprobs[: self._count]
-            if self._strings is not None:
-                named = [entry.token, *[top.token for top in entry.top_logprobs]]
-                texts = self._texts(named)
-                entry.token = texts[0]
-                for top, text in zip(entry.top_logprobs, texts[1:], strict=True):
-                    top.token = text
-                    top.bytes = list(text.encode("utf-8", "replace"))
-        return raw({**fields, "content": entries})
+        entries = _raws.decode(fields["content"])
+        return raw({**fields, "content": [self._entry(entry) for entry in entries]})
+
+    def _entry(self, text: Raw) -> Raw:
+        """One position: the others are not held as Python objects meanwhile."""
+        entry = _entry.decode(text)
+        if self._count >= 0:
+            entry.top_logprobs = entry.top_logprobs[: self._count]
+        if self._strings is not None:
+            named = [entry.token, *[top.token for top in entry.top_logprobs]]
+            texts = self._texts(named)
+            entry.token = texts[0]
+            for top, text_of in zip(entry.top_logprobs, texts[1:], strict=True):
+                top.token = text_of
+                top.bytes = list(text_of.encode("utf-8", "replace"))
+        return raw(entry)
 
     def completions(self, logprobs: Raw) -> Raw:
         """Completions' `{"text_offset", "token_logprobs", "tokens", "top_logprobs"}`."""
@@ -150,7 +157,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _fields(logprobs: Raw) -> Object:
-    fields = read_object(logprobs)
+    fields = None if is_wider(logprobs, 2, _MOST_MEMBERS) else read_object(logprobs)
     if fields is None:
         raise ValueError("logprobs are not an object")
     return fields

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Raw
 
 from proxy.tap.base import DONE, error_frame
+from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import NULL, Object, is_null, raw, read_object, read_objects, write
 from proxy.tap.whole import WholeTap
 
@@ -28,6 +29,9 @@ class RestreamTap(WholeTap):
 
     def answer(self, body: bytes) -> bytes:
         """The events of an answer that arrived whole."""
+        if is_deeper(body, self.allowed.depth):
+            self.collector.fault("too_deep")
+            return self.ended("too_deep")
         top = read_object(body)
         if top is not None and not is_null(top.get("error")):
             self.collector.fault("upstream_error")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw
 
+from proxy.tap.outline import is_wider
 from proxy.tap.rawjson import UNREADABLE, Object
 
 MAX_CALLS = 4096
-"""Tool calls kept per choice."""
+"""Tool calls kept of a choice, and of a response."""
 
 
 class _Function(msgspec.Struct):
@@ -44,6 +46,9 @@ _content = msgspec.json.Decoder(_Content)
 _string = msgspec.json.Decoder(str)
 
 
+_MOST_MEMBERS = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What one choice, or one delta of it, adds. Calls are (index, name, arguments)."""
@@ -55,7 +60,8 @@ class Shown:
     @property
     def characters(self) -> int:
         """How much there is to keep."""
-        return len(self.text) + len(self.reasoning) + sum(len(name) + len(said) for _, name, said in self.calls)
+        calls = sum(len(name) + len(said) for _, name, said in self.calls)
+        return len(self.text) + len(self.reasoning) + calls
 
 
 NOTHING = Shown()
@@ -64,6 +70,8 @@ NOTHING = Shown()
 def shown(choice: Object, name: str) -> Shown:
     """What a choice shows inside `name` (`delta` or `message`), or as its own `text`; nothing when unreadable."""
     try:
+        if name in choice and is_wider(choice[name], 3, _MOST_MEMBERS):
+            return _content_alone(choice[name])
         if name not in choice:
             return Shown(_string.decode(choice["text"])) if "text" in choice else NOTHING
         return _of(_message.decode(choice[name]))
@@ -94,36 +102,38 @@ class Transcript:
     """Everything one choice showed."""
 
     def __init__(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: dict[int, tuple[list[str], list[str]]] = {}
+        self._text = io.StringIO()
+        self._reasoning = io.StringIO()
+        self._calls: dict[int, tuple[io.StringIO, io.StringIO]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._text or self._reasoning or self._calls)
+        return bool(self._text.tell() or self._reasoning.tell() or self._calls)
 
-    def add(self, said: Shown) -> None:
-        """Appends a delta."""
+    def add(self, said: Shown, most_calls: int = MAX_CALLS) -> int:
+        """Appends a delta, without calls that would be more than `most_calls`; returns how many it begins."""
         if said.text:
-            self._text.append(said.text)
+            self._text.write(said.text)
         if said.reasoning:
-            self._reasoning.append(said.reasoning)
+            self._reasoning.write(said.reasoning)
+        before = len(self._calls)
         for index, name, arguments in said.calls:
-            if index in self._calls or len(self._calls) < MAX_CALLS:
-                names, parts = self._calls.setdefault(index, ([], []))
-                names.append(name)
-                parts.append(arguments)
+            if index in self._calls or len(self._calls) < before + most_calls:
+                names, parts = self._calls.setdefault(index, (io.StringIO(), io.StringIO()))
+                names.write(name)
+                parts.write(arguments)
+        return len(self._calls) - before
 
     @property
     def text(self) -> str:
         """All content."""
-        return "".join(self._text)
+        return self._text.getvalue()
 
     @property
     def reasoning(self) -> str:
         """All reasoning."""
-        return "".join(self._reasoning)
+        return self._reasoning.getvalue()
 
     @property
     def tool_calls(self) -> tuple[tuple[str, str], ...]:
         """Name and arguments of each call, in the order of their indices."""
-        return tuple(("".join(names), "".join(parts)) for _, (names, parts) in sorted(self._calls.items()))
+        return tuple((names.getvalue(), parts.getvalue()) for _, (names, parts) in sorted(self._calls.items()))

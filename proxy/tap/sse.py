@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
+_MOST_LINES = 65_536
 
 
 class Event(NamedTuple):
@@ -29,7 +30,8 @@ class Event(NamedTuple):
 class Splitter:
     """Cuts a stream of bytes into events.
 
-    `overflow` turns true when a line, or an event, grows over `limit` bytes; nothing comes out after that.
+    `overflow` turns true when a line, or an event, grows over `limit` bytes, or an event over 65,536 lines; nothing
+    comes out after that.
     """
 
     def __init__(self, limit: int) -> None:
@@ -80,9 +82,14 @@ class Splitter:
                 newline = buffer.find(b"\n", end)
         del buffer[:start]
         self._scanned = len(buffer)
-        if self._size + len(buffer) > self._limit:
+        if self._size + len(buffer) > self._limit or len(self._lines) > _MOST_LINES:
             self.overflow = True
             self._drop()
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that is not whole yet."""
+        return self._size + len(self._buffer)
 
     def rest(self) -> Event | None:
         """The event a stream ended in without its blank line, if any; nothing comes out after that."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.tap.allowed import Allowed
 from proxy.tap.base import BaseTap, error_frame
+from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
 from proxy.tap.shown import shown
 from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
@@ -10,6 +12,7 @@ from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
 _MOST_KEPT = 64 * 1024
+_MOST_WAITING = 4 * 1024 * 1024
 
 
 class StreamTap(BaseTap):
@@ -25,12 +28,12 @@ class StreamTap(BaseTap):
 
     streamed = True
 
-    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, max_line_bytes: int) -> None:
-        super().__init__(prepared, model_name, strings)
-        self._splitter = Splitter(max_line_bytes)
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
+        super().__init__(prepared, model_name, strings, allowed)
+        self._splitter = Splitter(allowed.line)
         self._shows_usage = prepared.asked.usage
         self._held: list[tuple[Event, Object]] = []
-        self._kept = self._waiting = 0
+        self._kept = self._asides = self._waiting = 0
         self._dropped = False
         self._closed = False
 
@@ -38,7 +41,11 @@ class StreamTap(BaseTap):
         """Bytes from the backend in, bytes for the client out."""
         if self.failed or self._closed:
             return b""
-        out = [self._event(event) for event in self._splitter.push(data)]
+        out = []
+        for event in self._splitter.push(data):
+            out.append(self._event(event))
+            if self.failed:
+                return b"".join(out)
         if self._splitter.overflow:
             out.append(self._fail("line_too_long"))
         return b"".join(out)
@@ -66,6 +73,11 @@ class StreamTap(BaseTap):
         self.collector.fault(self.fault)
         return out + error_frame(self.fault)
 
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return self.collector.held + self._splitter.held + self._kept
+
     def _event(self, event: Event) -> bytes:
         if event.glue:
             return self._glue(event.lines[0])
@@ -92,9 +104,9 @@ class StreamTap(BaseTap):
     def _aside(self, event: Event) -> bytes:
         """A comment, which does not overtake a terminal chunk that waits. What would have to be kept is bounded."""
         text = b"".join(event.lines)
-        if not self._held or self.done or self._kept + len(text) > _MOST_KEPT:
+        if not self._held or self.done or self._asides + len(text) > _MOST_KEPT:
             return text
-        self._kept += len(text)
+        self._asides += len(text)
         self._held.append((event, {}))
         self._dropped = True
         return b""
@@ -111,6 +123,8 @@ class StreamTap(BaseTap):
 
     def _frame(self, event: Event) -> bytes:
         data = event.data or b""
+        if is_deeper(data, self.allowed.depth):
+            return self._fail("too_deep")
         top = read_object(data)
         if top is None:
             if data.strip():
@@ -160,12 +174,19 @@ class StreamTap(BaseTap):
             top["choices"] = raw(kept)
         changed |= self.view.response(top)
         may_wait = ended and not self._shows_usage and self._waiting < self.collector.expected
-        if may_wait and is_null(top.get("system_fingerprint")):
+        if may_wait and is_null(top.get("system_fingerprint")) and self._room(len(event.data or b"")):
             self._held.append((event, top if changed else {}))
             self._waiting += 1
             self._dropped = True
             return b""
         return self._rewritten(event, top) if changed else b"".join(event.lines)
+
+    def _room(self, size: int) -> bool:
+        """Whether there is room for a chunk that waits."""
+        if self._kept + size > _MOST_WAITING:
+            return False
+        self._kept += size
+        return True
 
     def _usage_chunk(self, event: Event, top: Object) -> bytes:
         out = self._release(top)
@@ -189,7 +210,8 @@ class StreamTap(BaseTap):
                 top["system_fingerprint"] = fingerprint
                 changed = top
             out.append(self._rewritten(event, top) if changed else b"".join(event.lines))
-        self._held, self._kept, self._waiting = [], 0, 0
+        self._held = []
+        self._kept = self._asides = self._waiting = 0
         return b"".join(out)
 
     def _rewritten(self, event: Event, top: Object) -> bytes:

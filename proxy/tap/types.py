@@ -36,6 +36,7 @@ class Prepared:
         served_model: the backend's name for the model, as sent.
         ids_as_tokens: the backend was asked to spell tokens as `token_id:N`. Not so when the client wants
             logprobs and the model has no tokenizer to rebuild their strings: then no claim can be read.
+        media: the prompt holds more than text, so that its length in tokens cannot be told from its bytes.
     """
 
     endpoint: Endpoint
@@ -47,6 +48,7 @@ class Prepared:
     n: int = 1
     served_model: str = ""
     ids_as_tokens: bool = True
+    media: bool = False
 
 
 class Tap(Protocol):
@@ -83,6 +85,10 @@ class Tap(Protocol):
 
     content_type: str | None
     """Content type for the client where it is not the backend's own (a re-streamed answer), else None."""
+
+    @property
+    def held(self) -> int:
+        """Bytes it holds, roughly."""
 
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out (may be empty)."""

@@ -16,6 +16,8 @@ from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
+_LONGEST_INDEX = 20
+
 
 class View:
     """Rewrites the objects of one response for its client."""
@@ -24,6 +26,7 @@ class View:
         asked = prepared.asked
         self._chat = prepared.endpoint == "chat"
         self._asked = asked
+        self._choices = prepared.prompts * prepared.n
         self._wants_logprobs = asked.logprobs is not None
         self._served = bytes(raw(prepared.served_model))
         self._public = raw(model_name) if model_name and model_name != prepared.served_model else None
@@ -92,7 +95,10 @@ class View:
         key = bytes(choice.get("index", NULL))
         rebuilder = self._rebuilders.get(key)
         if rebuilder is None:
-            rebuilder = self._rebuilders[key] = Rebuilder(self._asked.logprobs or 0, self._strings)
+            rebuilder = Rebuilder(self._asked.logprobs or 0, self._strings)
+            # Choices that nobody asked for are not remembered.
+            if len(self._rebuilders) < self._choices and len(key) < _LONGEST_INDEX:
+                self._rebuilders[key] = rebuilder
         logprobs = choice["logprobs"]
         for rebuild in (rebuilder.chat if self._chat else rebuilder.completions, rebuilder.salvaged):
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.tap.allowed import Allowed
 from proxy.tap.base import BaseTap, error_body, without_verdict
+from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import is_null, read_object, write
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
@@ -11,10 +13,9 @@ from proxy.tap.types import Prepared
 class WholeTap(BaseTap):
     """A JSON body: nothing goes to the client before all of it is here."""
 
-    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, max_bytes: int) -> None:
-        super().__init__(prepared, model_name, strings)
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
+        super().__init__(prepared, model_name, strings, allowed)
         self._body = bytearray()
-        self._max_bytes = max_bytes
         self._closed = False
 
     def feed(self, data: bytes) -> bytes:
@@ -22,8 +23,9 @@ class WholeTap(BaseTap):
         if not self.failed and not self._closed:
             self.begun = True
             self._body += data
-            if len(self._body) > self._max_bytes:
+            if len(self._body) > self.allowed.body:
                 self.failed = True
+                self.fault = "too_large"
                 self._body.clear()
                 self.collector.fault("too_large")
         return b""
@@ -41,12 +43,22 @@ class WholeTap(BaseTap):
             return self.ended(fault)
         return self.answer(body)
 
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return self.collector.held + len(self._body)
+
     def ended(self, fault: str) -> bytes:
         """What the client gets when the body did not arrive whole."""
         return error_body(fault)
 
     def answer(self, body: bytes) -> bytes:
         """The client's view of a body that arrived whole."""
+        if is_deeper(body, self.allowed.depth):
+            self.failed = True
+            self.fault = "too_deep"
+            self.collector.fault("too_deep")
+            return self.ended("too_deep")
         top = read_object(body)
         if top is None:
             self.collector.fault("invalid_json")
@@ -69,10 +81,9 @@ class PassTap(BaseTap):
     verdict.
     """
 
-    def __init__(self, prepared: Prepared, *, json: bool, max_bytes: int) -> None:
-        super().__init__(prepared, "", None)
+    def __init__(self, prepared: Prepared, allowed: Allowed, *, json: bool) -> None:
+        super().__init__(prepared, "", None, allowed)
         self._body: bytearray | None = bytearray() if json else None
-        self._max_bytes = max_bytes
         self.collector.fault("upstream_error")
 
     def feed(self, data: bytes) -> bytes:
@@ -81,7 +92,7 @@ class PassTap(BaseTap):
         if self._body is None:
             return data
         self._body += data
-        if len(self._body) > self._max_bytes:
+        if len(self._body) > self.allowed.line:
             body, self._body = bytes(self._body), None
             return body
         return b""
@@ -92,3 +103,8 @@ class PassTap(BaseTap):
             self.collector.fault(fault)
         body, self._body = self._body, None
         return without_verdict(bytes(body)) if body else b""
+
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return len(self._body or b"")

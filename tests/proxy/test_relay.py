@@ -349,7 +349,7 @@ def test_held_open_after_done(rig: Rig) -> None:
 
 
 def test_a_line_without_end(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_line_bytes=10_000)
+    rig = make_rig(bounds={"line_bytes": 10_000})
     rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[wire.chunk(b"x" * 5000)] * 50, 5.0]
     response = rig.chat(stream=True)
     assert b'"error"' in response.content

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from policies.evidence import Endpoint
-from policies.settings import BackendSettings, ModelSettings
+from policies.settings import BackendSettings, BoundsSettings, ModelSettings
 from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Prepared, Tap
@@ -22,6 +22,7 @@ def backend(**fields: Any) -> BackendSettings:
     return BackendSettings.model_validate({"name": "b", "url": "http://b", "model": "m", **fields})
 
 
+BOUNDS = BoundsSettings()
 MODEL = model(tokenizer="tokenizer.json")
 BACKEND = backend()
 HEAD: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -37,11 +38,16 @@ def prepared(endpoint: Endpoint = "chat", *, server: BackendSettings = BACKEND, 
     return prepare(Body.read(endpoint, json.dumps(base | fields).encode()), MODEL, server, seed=100)
 
 
-def stream_tap(endpoint: Endpoint = "chat", *, tokenizer: TokenStrings | None = None, **fields: Any) -> Tap:
+def stream_tap(
+    endpoint: Endpoint = "chat",
+    *,
+    tokenizer: TokenStrings | None = None,
+    bounds: BoundsSettings = BOUNDS,
+    **fields: Any,
+) -> Tap:
     """The tap of a streamed request."""
-    return open_tap(
-        prepared(endpoint, stream=True, **fields), "m", tokenizer=tokenizer, content_type="text/event-stream"
-    )
+    request = prepared(endpoint, stream=True, **fields)
+    return open_tap(request, "m", tokenizer=tokenizer, content_type="text/event-stream", bounds=bounds)
 
 
 def whole_tap(endpoint: Endpoint = "chat", **fields: Any) -> Tap:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
-from policies.settings import BackendSettings
+from policies.settings import BackendSettings, BoundsSettings
 from proxy.relay.body import Body
 from proxy.tap.foreign import MESSAGES, RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
 from proxy.tap.types import Asked
@@ -29,7 +29,7 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 def _tap(path: str = RESPONSES, kind: str | None = STREAM, served: str = "m", limit: int = 10_000) -> ForeignTap:
     passed = Passed(path, b"{}", Asked(stream=True), "m", served)
-    return open_foreign_tap(passed, content_type=kind, max_line_bytes=limit, max_body_bytes=limit)
+    return open_foreign_tap(passed, content_type=kind, bounds=BoundsSettings(line_bytes=limit, answer_bytes=limit))
 
 
 def _through(tap: ForeignTap, *parts: bytes, fault: str | None = None) -> bytes:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
 from policies.evidence import Endpoint, Evidence
+from policies.settings import BoundsSettings
 from proxy.relay.body import Body
 from proxy.tap import open_tap, prepare
 from proxy.tap.types import Tap
@@ -68,7 +69,7 @@ def check(evidence: list[Evidence]) -> None:
 def tap_of(endpoint: Endpoint, asks: dict[str, Any], *, stream: bool) -> Tap:
     if endpoint == "completions":
         asks = {name: value for name, value in asks.items() if name != "include_reasoning"}
-    return open_tap(prepared(endpoint, stream=stream, **asks), "public", max_line_bytes=20_000)
+    return open_tap(prepared(endpoint, stream=stream, **asks), "public", bounds=BoundsSettings(line_bytes=20_000))
 
 
 @given(ENDPOINTS, ASKS, st.lists(EVENTS, max_size=8), st.data())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.evidence import Endpoint
+from policies.settings import BoundsSettings
 from proxy.tap import open_tap
 from proxy.tap.types import Tap
 from tests.proxy.tap.bodies import (
@@ -121,9 +122,8 @@ def test_endless_terminal_chunks_are_not_kept() -> None:
     assert rest.count(b"vllm-x") == 2
 
 
-def test_endless_logprobs_without_ids_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.tap.collect.MAX_TOKENS", 10)
-    tap = stream_tap()
+def test_endless_logprobs_without_ids_are_not_kept() -> None:
+    tap = stream_tap(bounds=BoundsSettings(answer_tokens=10))
     for _ in range(50):
         assert tap.feed(chunk(choice(token_ids=None)))
     (evidence,) = tap.evidence()
@@ -137,7 +137,7 @@ def test_endless_logprobs_without_ids_are_not_kept(monkeypatch: pytest.MonkeyPat
 def test_no_more_alternatives_than_asked_for_around_a_number_that_is_none(
     endpoint: Endpoint, number: str, asked: int
 ) -> None:
-    wanted = {"logprobs": True, "top_logprobs": asked} if endpoint == "chat" else {"logprobs": asked}
+    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": asked} if endpoint == "chat" else {"logprobs": asked}
     tap = stream_tap(endpoint, tokenizer=byte_level(), **wanted)
     if endpoint == "chat":
         logprobs: dict[str, Any] = {"content": [entry(65), entry(66)]}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policies.settings import BoundsSettings
 from proxy.tap import open_tap
 from tests.proxy.tap.bodies import (
     DONE,
@@ -127,7 +128,7 @@ def test_one_megabyte_in_single_bytes() -> None:
 
 
 def test_endless_line_is_cut() -> None:
-    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", max_line_bytes=1000)
+    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", bounds=BoundsSettings(line_bytes=1000))
     out = tap.feed(opening()) + tap.feed(b"data: ") + tap.feed(b"x" * 1001)
     assert tap.failed
     assert json.loads(out.split(b"\n\n")[-2][6:])["error"]["code"] == "line_too_long"
@@ -137,7 +138,7 @@ def test_endless_line_is_cut() -> None:
 
 
 def test_endless_event_is_cut() -> None:
-    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", max_line_bytes=1000)
+    tap = open_tap(prepared(stream=True), "m", content_type="text/event-stream", bounds=BoundsSettings(line_bytes=1000))
     for _ in range(200):
         tap.feed(b"data: {}\n")
     assert tap.failed

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from policies.settings import BoundsSettings
 from proxy.tap import open_tap
 from tests.proxy.tap.bodies import (
     DONE,
@@ -103,8 +104,10 @@ def test_frames_that_cannot_be_read_pass(payload: bytes) -> None:
 def test_deep_nesting() -> None:
     event = b"data: " + b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
     tap = stream_tap()
-    assert tap.feed(event) == event
-    assert "invalid_json" in tap.evidence()[0].faults
+    last = tap.feed(event) + tap.close()
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "too_deep"
+    assert tap.failed
+    assert "too_deep" in tap.evidence()[0].faults
 
 
 @pytest.mark.parametrize(
@@ -153,9 +156,8 @@ def test_repeated_alternative_stays_visible() -> None:
     assert tap.evidence()[0].claim_ids[0, :3].tolist() == [7, 1000, 1000]
 
 
-def test_too_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.tap.collect.MAX_TOKENS", 3)
-    tap = stream_tap()
+def test_too_many_tokens() -> None:
+    tap = stream_tap(bounds=BoundsSettings(answer_tokens=3))
     out = tap.feed(opening() + chunk(choice(ids=(1, 2))) + chunk(choice(ids=(3, 4))))
     assert out.count(b'"content":"a"') == 2
     (evidence,) = tap.evidence()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from policies.evidence import Endpoint
+from policies.settings import BoundsSettings
 from proxy.tap import open_tap
 from proxy.tap.types import Tap
 from tests.proxy.tap.bodies import DONE, USAGE, backend, body, entry, prepared, run, whole_tap
@@ -161,7 +162,7 @@ def test_half_a_body_becomes_an_error() -> None:
 
 
 def test_endless_body_is_cut() -> None:
-    tap = open_tap(prepared(), "m", max_body_bytes=100)
+    tap = open_tap(prepared(), "m", bounds=BoundsSettings(answer_bytes=100))
     tap.feed(b"x" * 101)
     assert tap.failed
     assert json.loads(tap.close())["error"]["code"] == "too_large"

@@ -1,0 +1,86 @@
+"""How deep, how wide and how large JSON is, found out without reading it, so that it can be refused before it is.
+
+Everything here is undefined for what is not JSON, and takes memory for about a megabyte whatever comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+_PIECE = 256 * 1024
+_NARROW = 256 * 1024
+"""Bytes from which width is looked at; what is smaller cannot be wide enough to matter."""
+_QUOTE, _COMMA = b'",'
+_OPEN_OBJECT, _OPEN_ARRAY = b"{["
+_SHUT_OBJECT, _SHUT_ARRAY = b"}]"
+
+
+def is_deeper(data: bytes, limit: int) -> bool:
+    """Whether objects and arrays stand more than `limit` deep inside each other."""
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    return any(int(depths.max(initial=0)) > limit for _, depths in _structure(data))
+
+
+def has_more_values(data: bytes, limit: int) -> bool:
+    """Whether there are more than `limit` values in it, containers included."""
+    if 1 + data.count(b",") + data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    found = 1
+    for marks, _ in _structure(data):
+        found += int(((marks == _COMMA) | (marks == _OPEN_OBJECT) | (marks == _OPEN_ARRAY)).sum())
+    return found > limit
+
+
+def is_wider(data: bytes | Raw, depth: int, limit: int) -> bool:
+    """Whether the containers up to `depth` deep have more than `limit` members together, give or take one each."""
+    view = memoryview(data)
+    if len(view) <= _NARROW:
+        return False
+    text = bytes(view)
+    if text.count(b",") <= limit:
+        return False
+    found = 0
+    for marks, depths in _structure(text):
+        found += int(((marks == _COMMA) & (depths <= depth)).sum())
+        if found > limit:
+            return True
+    return False
+
+
+def _structure(data: bytes) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Commas and brackets outside strings, piece by piece, each with the depth it stands at (a container's own
+    brackets stand inside it)."""
+    escaped, inside, depth = False, 0, 0
+    for at in range(0, len(data), _PIECE):
+        piece = data[at : at + _PIECE]
+        if escaped:
+            piece = piece[1:]
+        piece, escaped = _unescaped(piece)
+        marks = np.frombuffer(piece, np.uint8)
+        if not marks.size:
+            continue
+        quotes = marks == _QUOTE
+        strings = np.bitwise_xor.accumulate(quotes) ^ bool(inside)
+        inside = int(strings[-1])
+        marks = marks[~strings & ~quotes]
+        opening = (marks == _OPEN_OBJECT) | (marks == _OPEN_ARRAY)
+        shutting = (marks == _SHUT_OBJECT) | (marks == _SHUT_ARRAY)
+        kept = opening | shutting | (marks == _COMMA)
+        marks, opening, shutting = marks[kept], opening[kept], shutting[kept]
+        after = depth + np.cumsum(opening.astype(np.int64) - shutting)
+        if len(marks):
+            depth = int(after[-1])
+        yield marks, after + shutting
+
+
+def _unescaped(piece: bytes) -> tuple[bytes, bool]:
+    """Without escaped characters; and whether it ends in the backslash that escapes the next one."""
+    if b"\\" not in piece:
+        return piece, False
+    piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return piece, piece.endswith(b"\\")
