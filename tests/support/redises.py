@@ -27,6 +27,8 @@ PASSWORD = "s3cret/with@odd:characters"
 QUOTED = "s3cret%2Fwith%40odd%3Acharacters"
 """As a URL has it."""
 MASTER = "countersign-master"
+TLS_HANDSHAKE = b"\x16"
+"""First byte of a TLS connection, and of no command."""
 
 
 def free_port() -> int:
@@ -128,22 +130,53 @@ def behind_sentinel(folder: Path) -> Iterator[Place]:
         (other,) = stack.enter_context(
             _running(Server(folder / "b", "--replicaof", "127.0.0.1", str(master.port), password=PASSWORD))
         )
-        port = free_port()
-        config = folder / "sentinel.conf"
-        config.write_text(
-            f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass watcher\nsentinel resolve-hostnames no\n"
-            f"sentinel monitor {MASTER} 127.0.0.1 {master.port} 1\nsentinel auth-pass {MASTER} {PASSWORD}\n"
-            f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
-        )
-        watch = subprocess.Popen([str(get_binary_path()), str(config), "--sentinel"], stdout=subprocess.DEVNULL)
-        stack.callback(watch.wait)
-        stack.callback(watch.kill)
-        with redis.Redis(port=port, password="watcher") as sentinel, master.client() as client:
-            wait_until(lambda: sentinel.execute_command("SENTINEL", "REPLICAS", MASTER))
-            wait_until(lambda: client.wait(1, 1000) == 1)
+        port = stack.enter_context(_watched(folder, master, master.port))
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{port}"
         options = "sentinel_password=watcher"
         yield Place(f"redis+sentinel://:{QUOTED}@{hosts}/{MASTER}/2?{options}", (master, other), master.kill)
+
+
+@contextlib.contextmanager
+def behind_secure_sentinel(folder: Path) -> Iterator[Place]:
+    """The same over TLS, to the Sentinel and to whichever server it names, which clients know by their TLS ports only.
+
+    Among themselves the servers speak plainly, over the same ports.
+    """
+    with contextlib.ExitStack() as stack:
+        ports = [free_port(), free_port()]
+        shown = [stack.enter_context(relay(port, folder, plain_too=True)) for port in ports]
+        announced = ("--replica-announce-ip", "127.0.0.1", "--replica-announce-port", str(shown[1]))
+        (master,) = stack.enter_context(_running(Server(folder / "a", port=ports[0], password=PASSWORD)))
+        replica = Server(
+            folder / "b", "--replicaof", "127.0.0.1", str(shown[0]), *announced, port=ports[1], password=PASSWORD
+        )
+        (other,) = stack.enter_context(_running(replica))
+        port = stack.enter_context(relay(stack.enter_context(_watched(folder, master, shown[0])), folder))
+        options = f"sentinel_password=watcher&ssl_ca_certs={folder / 'ca.pem'}"
+        url = f"rediss+sentinel://:{QUOTED}@127.0.0.1:{free_port()},localhost:{port}/{MASTER}/2?{options}"
+        yield Place(url, (master, other), master.kill)
+
+
+@contextlib.contextmanager
+def _watched(folder: Path, master: Server, shown: int) -> Iterator[int]:
+    """A Sentinel that knows a master, which has one replica, by this port; yields its own, and its password is
+    `watcher`."""
+    port = free_port()
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass watcher\nsentinel resolve-hostnames no\n"
+        f"sentinel monitor {MASTER} 127.0.0.1 {shown} 1\nsentinel auth-pass {MASTER} {PASSWORD}\n"
+        f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+    )
+    watch = subprocess.Popen([str(get_binary_path()), str(config), "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port, password="watcher") as sentinel, master.client() as client:
+            wait_until(lambda: sentinel.execute_command("SENTINEL", "REPLICAS", MASTER))
+            wait_until(lambda: client.wait(1, 1000) == 1)
+        yield port
+    finally:
+        watch.kill()
+        watch.wait()
 
 
 @contextlib.contextmanager
@@ -200,8 +233,12 @@ def _running(*servers: Server) -> Iterator[tuple[Server, ...]]:
 
 
 @contextlib.contextmanager
-def relay(port: int, folder: Path) -> Iterator[int]:
-    """Takes TLS off connections and passes them to a port of this machine; yields its own. Writes `ca.pem`."""
+def relay(port: int, folder: Path, *, plain_too: bool = False) -> Iterator[int]:
+    """Takes TLS off connections and passes them to a port of this machine; yields its own. Writes `ca.pem`.
+
+    Args:
+        plain_too: also pass connections that have none.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*_certificates(folder))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -220,7 +257,9 @@ def relay(port: int, folder: Path) -> Iterator[int]:
         client.settimeout(5)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.callback(client.close)
-            plainly = stack.enter_context(context.wrap_socket(client, server_side=True))
+            plainly = client
+            if not plain_too or client.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE:
+                plainly = stack.enter_context(context.wrap_socket(client, server_side=True))
             server = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             with selectors.DefaultSelector() as selector:
                 selector.register(plainly, selectors.EVENT_READ, (plainly, server))
@@ -248,7 +287,9 @@ def relay(port: int, folder: Path) -> Iterator[int]:
 
 
 def _certificates(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine with its key, signed by an authority of our own (`ca.pem`)."""
+    """A certificate for this machine with its key, signed by an authority of our own (`ca.pem`), the same each time."""
+    if (folder / "key.pem").exists():
+        return folder / "leaf.pem", folder / "key.pem"
     now = datetime.datetime.now(datetime.UTC)
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "countersign tests")])

@@ -33,6 +33,7 @@ KINDS: dict[str, Callable[[Path], AbstractContextManager[Place]]] = {
     "unix": redises.unix,
     "tls": redises.secure,
     "sentinel": redises.behind_sentinel,
+    "tls-sentinel": redises.behind_secure_sentinel,
     "cluster": redises.cluster,
     "tls-cluster": redises.secure_cluster,
 }
@@ -111,7 +112,7 @@ def test_what_was_accepted_survives_its_master(folder: Path, kind: str) -> None:
             assert ask(http).headers["x-countersign-verdict"] != "unverified"
 
 
-@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+@pytest.mark.parametrize("kind", ["sentinel", "tls-sentinel", "cluster"])
 def test_proxy_and_worker_follow_the_master(folder: Path, kind: str) -> None:
     with KINDS[kind](folder) as place, worker(folder, place.url), proxy(place.url) as (_, http):
         assert ask(http).headers["x-countersign-verdict"] != "unverified"
