@@ -142,7 +142,7 @@ def vllm_router(binary: str) -> Plan:
         },
         remarks=(
             "Retries are off, except in the variant `pair`, and the circuit breaker, except in `breaker`, so that no "
-            "test meets what an earlier one broke. `impatient` has `--request-timeout-secs 4`, the only time-out there is.",
+            "test meets what an earlier one broke. `impatient` has `--request-timeout-secs 4`, its only time-out.",
         ),
     )
 

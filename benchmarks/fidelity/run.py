@@ -21,6 +21,8 @@ from policies.errors import CountersignError
 Row = dict[str, Any]
 
 SUITE = "tests/fidelity"
+PATIENCE = 8
+"""Seconds that a client waits for another gateway to say anything; the longest pause of an upstream is 4.5."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -73,6 +75,7 @@ def _started(plan: Plan, folder: Path, port: int, stack: ExitStack) -> tuple[dic
         return {}, []
     commands: dict[str, list[str]] = {}
     options = ["--upstream-port", str(port), "--client-key", CLIENT_KEY, "--readiness", plan.readiness]
+    options += ["--patience", str(PATIENCE)]
     for at, variant in enumerate(("plain", *plan.variants)):
         own = port + 10 + at
         commands[variant] = list(plan.start(folder, variant, own, port))

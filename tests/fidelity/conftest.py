@@ -28,8 +28,10 @@ import pytest
 from tests.fidelity.gateway import CLIENT_KEY, MODEL, Gateway, Gateways, Given
 from tests.fidelity.meaning import OtherBytes, notes
 from tests.fidelity.outcomes import Outcomes
+from tests.support import raw_http
 from tests.support.black_hole import BlackHole
 from tests.support.fake_backend import FakeBackend
+from tests.support.raw_http import PATIENCE
 from tests.support.valkey import Valkey
 
 
@@ -45,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--pid", action="append", default=[], metavar="NAME=PID", help="a variant's process")
     group.addoption("--gateway-pid", type=int, help="its process, for memory")
     group.addoption("--keepalive", type=float, default=0.2, help="seconds of silence of the variant keepalive")
+    group.addoption("--patience", type=float, default=PATIENCE, help="seconds of silence that a client bears")
     group.addoption("--readiness", default="/readyz", help="path that says whether it takes requests")
     group.addoption("--lacks", action="append", default=[], metavar="FEATURE", help="what it is known not to have")
     group.addoption("--cases", action="store_true", help="say of each case how many of its tests failed")
@@ -56,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cases(*numbers): the fidelity cases that a test covers")
     config.addinivalue_line("markers", "feature(name): what a gateway needs for this test and may lack")
     config.addinivalue_line("markers", "ours: what only our own proxy promises")
+    raw_http.PATIENCE = config.getoption("--patience", PATIENCE)
     notes.lenient = config.getoption("--base-url", None) is not None
     config.pluginmanager.register(Outcomes(config), "fidelity-outcomes")
 
