@@ -287,6 +287,7 @@ def test_keys_stay_on_their_side(make_rig: Callable[..., Rig], path: str) -> Non
             assert CANARY.encode() not in request.raw_headers + request.body + request.line
             assert request.headers[b"authorization"] == b"Bearer backendcanary"
         rig.http.post(path, json=CHAT, headers={"authorization": "Bearer sk-othercanary"})
+        time.sleep(0.3)  # lines are written together
     finally:
         logging.getLogger("proxy").setLevel(logging.NOTSET)
         root.handlers[:], root.level = before, level
