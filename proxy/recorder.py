@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 from redis.client import Pipeline
-from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
+from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError, ResponseError
 
 from policies import codec, unit
 from policies.errors import StoreUnavailable
@@ -184,12 +184,13 @@ class Recorder:
         """Nothing that goes wrong takes the thread with it, or leaves these without a verdict."""
         try:
             yield
-        except (RedisError, OSError, StoreUnavailable) as error:
-            self._outage.failed(error)
-            for item in items:
-                self._lose(item)
-        except Exception:
-            # A record that cannot be made is our own fault.
+        except Exception as error:
+            if _outage(error):
+                self._outage.failed(error)
+                for item in items:
+                    self._lose(item)
+                return
+            # A record that cannot be made is our own fault, or that of what somebody put under its name.
             for item in items:
                 logger.exception("evidence could not be recorded", extra={"id": item.generation.id})
                 if isinstance(item, _Finished):
@@ -224,8 +225,9 @@ class Recorder:
                 return
             except OutOfMemoryError:
                 pass
-            except ExecAbortError as error:
-                if "OOM" not in str(error):
+            except ResponseError as error:
+                full = isinstance(error, ExecAbortError) and "OOM" in str(error)
+                if not full and (len(batch) == 1 or not connection.about_one_key(error)):
                     raise
             if len(batch) == 1:
                 self._shed(batch[0])
@@ -295,7 +297,12 @@ class Recorder:
         """As `_decide`; one that can never be written is no reason to stop. Raises when Redis is away again."""
         try:
             self._decide(item.generation, item.reason)
-        except (RedisError, OSError, StoreUnavailable):
-            raise
-        except Exception:
+        except Exception as error:
+            if _outage(error):
+                raise
             logger.exception("a generation has no record", extra={"id": item.generation.id})
+
+
+def _outage(error: BaseException) -> bool:
+    """Whether an error says that Redis is away, and not only that something is wrong with one generation."""
+    return isinstance(error, RedisError | OSError | StoreUnavailable) and not connection.about_one_key(error)

@@ -36,6 +36,8 @@ from verifier_pool.redis_url import EXPECTED, parse
 SLOT = key_slot(TAG.encode())
 """Number of the hash slot that all keys are in."""
 
+_MISPLACED = ("WRONGTYPE", "not an integer", "not a valid float", "not a float")
+"""In what Redis says of a value that is no number, or of another type than the command is for."""
 _ELSEWHERE = (MovedError, AskError, ClusterDownError, TryAgainError, MasterDownError)
 
 
@@ -101,7 +103,7 @@ def of_cluster(redis: Redis) -> bool:
 
 def about_one_key(error: BaseException) -> bool:
     """Whether an error says that something else is under one name than what belongs there, and nothing about Redis."""
-    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+    return isinstance(error, ResponseError) and any(sign in str(error) for sign in _MISPLACED)
 
 
 class _Reset:

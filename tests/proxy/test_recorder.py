@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pytest
 import redis
+from rq.job import Job
 
 from policies.evidence import Evidence, Sampling
 from proxy.generation import Generation
@@ -29,6 +30,7 @@ from verifier_pool.queue import (
     VERIFY_QUEUE,
     evidence_key,
     intent_key,
+    units_key,
     verdict_key,
     waiting_bytes_key,
     waiting_key,
@@ -380,3 +382,37 @@ def test_lanes_tenants_and_costs(valkey: Valkey, client: redis.Redis) -> None:
     assert {each["tenant"] for each in rest} == {"x", "y"}
     assert last["tenant"] == "x"
     assert first["size"] == client.strlen(evidence_key(f"{3:032x}"))
+
+
+def test_what_is_wrong_under_one_name_is_no_outage(valkey: Valkey, client: redis.Redis) -> None:
+    """A batch in which one generation cannot be written."""
+    recorder = _recorder(valkey)
+    ids = [f"{number:032x}" for number in range(20)]
+    odd = ids[7]
+    client.set(Job.key_for(odd), b"no job")
+    for id in ids:
+        recorder.finished(_generation(id), lambda id=id: _evidence(id), 1)  # type: ignore[misc]
+    recorder.start()
+    assert _reasons(client, odd) == ["internal_error"]
+    recorder.stop()
+    assert not recorder._outage.down
+    others = [id for id in ids if id != odd]
+    assert client.exists(*map(evidence_key, others)) == len(others)
+    assert not client.exists(*map(verdict_key, others))
+    assert set(others) <= set(FairQueue(VERIFY_QUEUE, connection=client).get_job_ids())
+
+
+@pytest.mark.parametrize("name", ["waiting", "units"])
+def test_what_is_wrong_under_a_name_of_all_ends_no_thread(
+    valkey: Valkey, client: redis.Redis, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = _recorder(valkey)
+    client.set(waiting_key("b1") if name == "waiting" else units_key("b1"), b"neither a list nor a set")
+    recorder.start()
+    recorder.finished(_generation("a" * 32), list, 1)
+    wait_until(lambda: "could not be recorded" in caplog.text)
+    client.delete(waiting_key("b1"), units_key("b1"))
+    recorder.finished(_generation("c" * 32), lambda: _evidence("c" * 32), 1)
+    recorder.stop()
+    assert client.exists(evidence_key("c" * 32))
+    assert not recorder._outage.down
