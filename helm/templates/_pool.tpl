@@ -66,6 +66,13 @@
 {{- dict "items" $items | toJson -}}
 {{- end -}}
 
+{{/* Seconds in which a worker finishes what it has at hand when it is told to stop, and a minute more: a job ends by its
+     time-out, a replay by three of them while others get on. Takes the same dict as countersign.drainer. */}}
+{{- define "countersign.finishing" -}}
+{{- $replays := or (eq .component "reference") .root.Values.allInOne -}}
+{{- add 60 (mul (ternary 3 1 $replays) (int (dig "verification" "job_timeout" 300 .root.Values.settings))) -}}
+{{- end -}}
+
 {{/* A Deployment that takes work from queues. Takes a dict of
        root        the chart's context
        component   worker, reference or webhooks
@@ -128,7 +135,7 @@ spec:
         {{- end }}
     spec:
       {{- include "countersign.pod" .root | nindent 6 }}
-      terminationGracePeriodSeconds: {{ add 60 (int (dig "verification" "job_timeout" 300 .root.Values.settings)) }}
+      terminationGracePeriodSeconds: {{ include "countersign.finishing" . }}
       {{- if .engine }}
       {{- with $part.runtimeClassName }}
       runtimeClassName: {{ . }}

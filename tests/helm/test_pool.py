@@ -9,6 +9,7 @@ import helm_python as helm
 import pytest
 
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
+from verifier_pool import replay_loop
 
 
 def commands(release: Release) -> dict[str, list[str]]:
@@ -51,11 +52,25 @@ def test_all_in_one_without_an_engine_asks_for_no_gpu(chart: helm.Chart) -> None
     assert "gpu" not in json.dumps(worker)
 
 
+@pytest.mark.parametrize("seconds", [None, 120])
+@pytest.mark.parametrize("variant", ["gpu", "all-in-one"])
+def test_who_is_told_to_stop_may_finish(chart: helm.Chart, variant: str, seconds: int | None) -> None:
+    values = VARIANTS[variant]
+    rules = {} if seconds is None else {"verification": {"job_timeout": seconds}}
+    given = values | {"settings": values.get("settings", {}) | rules}
+    job_timeout = Release(chart, given).settings().verification.job_timeout
+    assert seconds in (None, job_timeout)
+    for name, pod in Release(chart, given).pods().items():
+        replays = "reference" in name or variant == "all-in-one"
+        if not name.endswith("-proxy") and container(pod)["command"][:2] == ["countersign", "worker"]:
+            times = replay_loop.SLOWEST if replays else 1
+            assert pod["terminationGracePeriodSeconds"] == times * job_timeout + 60, name
+
+
 def test_an_engine_gets_its_gpus_and_waits_for_weights(chart: helm.Chart) -> None:
     release = Release(chart, VARIANTS["gpu"])
     pod = release.pods()["countersign-reference-moe"]
     reference = container(pod)
-    assert pod["terminationGracePeriodSeconds"] == 120 + 60
     assert reference["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["nodeSelector"] == {"gpu": "h200"}
