@@ -153,7 +153,7 @@ class Attempt:
         elif isinstance(error, Declined):
             turn.answered(error.said)
         else:
-            turn.failed("closed" if self.asked is None else "broken")
+            turn.failed("disconnected" if self.asked is None else "broken")
 
     def _too_slow(self, turn: Turn) -> None:
         # The total time-out is no measure of this backend: others had their part of it, or the answer is just long.
