@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -11,6 +13,7 @@ from redis import Redis
 from tests.verifier_pool import rig
 from tests.verifier_pool.audits import WEBHOOK, Second, declared, ready
 from tests.verifier_pool.crashes import survives, together
+from tests.verifier_pool.sick import Sick, SickSecond
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, jobs, rq_job, worker
@@ -22,9 +25,11 @@ from verifier_pool.queue import (
     units_key,
     verdict_key,
 )
-from verifier_pool.replays import REPLAYING, outcome_key, request_key
+from verifier_pool.reference import canary
+from verifier_pool.replays import REPLAYING, outcome_key, request_key, vouching_key
 from verifier_pool.standing import Standings
 from verifier_pool.sweeper import sweep
+from verifier_pool.vouching import Vouching
 
 
 @pytest.fixture(autouse=True)
@@ -32,20 +37,30 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.no_waits(monkeypatch)
 
 
+def both(kind: str, wrong: bool) -> tuple[ToyReference, ToyReference]:
+    if kind == "without canaries":
+        return ToyReference(), Second()
+    return Sick(wrong=wrong), SickSecond()
+
+
+@pytest.mark.parametrize("kind", ["without canaries", "sound", "wrong"])
 def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
-    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     # What a dead worker held is found at once.
     monkeypatch.setattr(Loop, "patience", 0)
     monkeypatch.setattr(rq_job, "STRANDED_SECONDS", -1)
+    monkeypatch.setattr(canary, "WANTED_SECONDS", 0.0)
     rules = declared(valkey_url, webhook=WEBHOOK)
-    evidence = answer((40, 41), 48, salt=1)
+    # While the first reference is wrong, an honest answer looks like a cheat's.
+    evidence = answer((40, 41), 48, kernels=99) if kind == "wrong" else answer((40, 41), 48, salt=1)
 
     def work() -> None:
-        ready(Redis.from_url(valkey_url), rules, ToyReference(), Second()).serve(burst=True)
+        ready(Redis.from_url(valkey_url), rules, *both(kind, kind == "wrong")).serve(burst=True)
 
-    # At every command takes a minute; in time, each of them has its turn.
-    command, ended, before = random.randrange(6), False, set[str]()
+    # At every command takes minutes; in time, each of them has its turn.
+    step = 6 if kind == "without canaries" else 17
+    command, ended, before = random.randrange(step), False, set[str]()
     while not ended:
         redis.flushall()
         # An older declaration, so that the first unit of this one brings an event with it.
@@ -55,10 +70,13 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
         ended = survives(work, command)
         # Another worker finds what is left.
         before.add(where(redis, evidence.id))
-        pool = ready(redis, rules, ToyReference(), Second())
+        pool = ready(redis, rules, *both(kind, False))
+        for alive in cast("list[bytes]", redis.keys("*canary-alive*")):
+            redis.delete(alive)  # in time
         for _ in range(3):
             for each in (pool.loop, *pool.replaying):
                 each.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            Vouching(context.current().stages).sweep(time.time())
             pool.serve(burst=True)
         if not context.current().store.decided(evidence.id):
             redis.zadd(OPEN, {evidence.id: 1})
@@ -67,16 +85,23 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
         context.current().standings.fold_left(60)
         verification = context.current().store.verdict(evidence.id)
         assert verification is not None, command
-        assert verification["verdict"] == "reject"
-        assert "distance" in verification["second_reference"]["confirmed"]
         found = record(redis, rules)
         assert (found.coverage.generations, found.n) == (1, 1)
-        assert [entry.id for entry in found.accusing] == [evidence.id]
+        if kind == "wrong":
+            assert verification["verdict"] == "pass", command
+            assert not found.accusing
+        else:
+            assert verification["verdict"] == "reject"
+            assert "distance" in verification["second_reference"]["confirmed"]
+            assert [entry.id for entry in found.accusing] == [evidence.id]
         assert outbox(redis).count(evidence.id) == 1
         assert [event["type"] for event in events(redis)] == ["backend.redeclared"]
         assert not redis.exists(units_key("honest"), UNFOLDED, REPLAYING)
-        command += 6
-    assert before >= {"recorded", "asked", "replayed", "asked again", "replayed again", "decided"}
+        assert not redis.keys("*canary-wanted:*")
+        command += step
+    again = {"asked again", "replayed again"} if kind != "wrong" else set[str]()
+    waited = {"waiting"} if kind == "sound" else set[str]()
+    assert before >= {"recorded", "asked", "replayed", "decided"} | again | waited
 
 
 def where(redis: Redis, id: str) -> str:
@@ -85,10 +110,11 @@ def where(redis: Redis, id: str) -> str:
         verdict_key(id),
         outcome_key(id, second=True),
         request_key(id, second=True),
+        vouching_key(id),
         outcome_key(id),
         request_key(id),
     ]
-    words = ["decided", "replayed again", "asked again", "replayed", "asked"]
+    words = ["decided", "replayed again", "asked again", "waiting", "replayed", "asked"]
     return next((word for key, word in zip(keys, words, strict=True) if redis.exists(key)), "recorded")
 
 

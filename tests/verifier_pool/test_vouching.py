@@ -7,61 +7,31 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 from redis import Redis
 
 from policies.errors import ReplayError
-from policies.evidence import Evidence, Replay
+from policies.evidence import Evidence
 from policies.settings import Settings
 from tests.verifier_pool import rig
-from tests.verifier_pool.audits import Second, declared, judged, ready
-from tests.verifier_pool.toy import VOCAB, ToyReference, answer
+from tests.verifier_pool.audits import declared, judged, ready
+from tests.verifier_pool.sick import Sick, SickSecond
+from tests.verifier_pool.toy import ToyReference, answer
 from verifier_pool import context, jobs
 from verifier_pool.packing import pack_outcomes, stamp_of
 from verifier_pool.queue import verdict_key
 from verifier_pool.reference import canary
-from verifier_pool.reference.canary import Canary, Known, spoiled
+from verifier_pool.reference.canary import Canary
 from verifier_pool.replays import CANARIES, Stamp, outcome_key, request_key, vouching_key
 from verifier_pool.sweeper import sweep
 from verifier_pool.vouching import WANTED, Counsel
-
-KNOWN_PROMPT = (1, 2, 4)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.no_waits(monkeypatch)
     monkeypatch.setattr(canary, "WANTED_SECONDS", 0.05)
-
-
-class Sick(ToyReference):
-    """Sound until `wrong` is set; a restart cures it `cures` times. Takes canaries only when somebody asks for one."""
-
-    def __init__(self, *, seconds: float = 3600.0, cures: int = 10**9) -> None:
-        super().__init__()
-        self.wrong = False
-        self.cures = cures
-        self.restarts = 0
-        good = answer(KNOWN_PROMPT)
-        known = Known(good.prompt_ids, good.output_ids, good.claim_ids, good.claim_logprobs)
-        self.canary: Canary | None = Canary(seconds)
-        self.canary.learn([known, spoiled(known, np.arange(VOCAB, dtype=np.int32))])
-        self.canary.due(time.monotonic())  # the first one is over
-
-    def replay(self, requests: Any) -> list[Replay]:
-        found = super().replay(requests)
-        return [replace(each, logprobs=each.logprobs - 3) for each in found] if self.wrong else found
-
-    def restart(self) -> None:
-        self.restarts += 1
-        self.wrong = self.wrong and self.restarts > self.cures
-
-    @property
-    def canaries(self) -> int:
-        return sum(tuple(request.prompt_ids) == KNOWN_PROMPT for request in self.seen) // 4
 
 
 def honest(number: int = 0) -> Evidence:
@@ -297,10 +267,6 @@ def test_a_second_reference_confirms_only_if_it_is_sound_too(redis: Redis, rules
     assert "distance" in verification["second_reference"]["unchecked"]
     assert "distance" not in found.outcomes
     assert redis.hget(CANARIES, "toy:second:unsound") == b"1"
-
-
-class SickSecond(Sick):
-    name = Second.name
 
 
 def test_an_outcome_that_was_judged_is_forgotten_and_no_later_one(redis: Redis, rules: Settings) -> None:
