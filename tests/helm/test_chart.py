@@ -221,3 +221,21 @@ def test_notes_warn_of_what_is_missing(chart: helm.Chart) -> None:
 def test_long_release_names_fit(chart: helm.Chart) -> None:
     for item in Release(chart, {"settings": OTHER}, name="a" * 53).objects:
         assert len(item["metadata"]["name"]) <= 63
+
+
+def test_the_proxy_may_use_what_its_bounds_let_it_hold(chart: helm.Chart) -> None:
+    release = Release(chart, {})
+    limit = container(release.pods()["countersign-proxy"])["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    evidence = inspect.signature(Recorder.__init__).parameters["max_bytes"].default
+    assert int(limit[:-2]) * 2**30 > release.settings().bounds.held_bytes + evidence + 2**28
+
+
+def test_every_template_is_rendered_by_some_values(chart: helm.Chart) -> None:
+    """So that none escapes what is held of all variants."""
+    made = {path for values in VARIANTS.values() for path, text in Release(chart, values).files.items() if text.strip()}
+    folder = schema.CHART / "templates"
+    templates = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
+    assert len(templates) >= 15
+    for template in templates:
+        assert any(path.endswith(f"templates/{template.relative_to(folder)}") for path in made), template.name

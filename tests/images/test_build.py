@@ -167,7 +167,7 @@ def _satisfied(text: str) -> bool:
         return False
 
 
-def test_the_verifier_keeps_the_engine_of_its_base(build: Build, engine: Path) -> None:
+def test_the_verifier_keeps_the_engine_of_its_base(build: Build, engine: Path, tmp_path: Path) -> None:
     """Its RUN steps add what is missing, and only that; that `vllm` and `torch` stay is a step of the Dockerfile."""
     before = installed_in(engine / "bin" / "python3")
     assert {"vllm", "torch"} <= before
@@ -180,3 +180,13 @@ def test_the_verifier_keeps_the_engine_of_its_base(build: Build, engine: Path) -
     entry = [str(engine / "bin" / json.loads(stage.last("ENTRYPOINT"))[0]), *json.loads(stage.last("CMD")), "--help"]
     said = subprocess.run(entry, check=True, capture_output=True, text=True, env=environ, cwd=root).stdout
     assert "--only" in said
+    # A store that is away is no reason to end an engine: its health check says so.
+    config = tmp_path / "countersign.yaml"
+    config.write_text("redis_url: redis://127.0.0.1:1/0\n")
+    check = json.loads(stage.last("HEALTHCHECK").partition("CMD ")[2])
+    check[0] = str(engine / "bin" / check[0])
+    subprocess.run(check, check=True, env=environ | {"COUNTERSIGN_CONFIG": str(config)}, cwd=root)
+    check.remove("--alive")
+    assert (
+        subprocess.run(check, check=False, env=environ | {"COUNTERSIGN_CONFIG": str(config)}, cwd=root).returncode == 1
+    )
