@@ -94,7 +94,7 @@ def _seconds_until_closed(rig: Rig, phase: str, stream: bool, reset: bool) -> tu
     with Lateness() as late:
         left = _leave(client, reset=reset)
         assert rig.backend.last.peer_closed.wait(2)
-    return rig.backend.last.peer_closed_at - left - late.worst, id
+    return rig.backend.last.peer_closed_at - left - late.seconds, id
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
