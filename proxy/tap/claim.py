@@ -6,9 +6,10 @@ arrays (12 bytes per entry) while the answer arrives and become matrices once, a
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +17,11 @@ import numpy as np
 from msgspec import Raw
 
 from policies.evidence import PAD_ID, TOP_LOGPROBS, Endpoint, Ids, Logprobs
-from proxy.tap.outline import is_wider
+from proxy.tap.outline import size_of
 from proxy.tap.rawjson import UNREADABLE, read_value
 
 WIDTH = TOP_LOGPROBS + 1
 _ROOM = WIDTH + 1  # the sampled token comes twice: by itself and in the list
-_MOST_MEMBERS = 2 * 1024 * 1024
 _PREFIX = "token_id:"
 MAX_ENTRY = 1024 * 1024
 """Bytes of JSON of one position; the longest tokens take a hundredth of it."""
@@ -38,11 +38,21 @@ class _Entry(msgspec.Struct):
     top_logprobs: list[_Top] = []
 
 
-class _ChatLogprobs(msgspec.Struct):
+class _SmallChat(msgspec.Struct):
+    content: list[_Entry]
+
+
+class _SmallCompletions(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+
+class _Chat(msgspec.Struct):
     content: list[Raw]
 
 
-class _CompletionLogprobs(msgspec.Struct):
+class _Completions(msgspec.Struct):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[Raw]
@@ -50,8 +60,10 @@ class _CompletionLogprobs(msgspec.Struct):
 
 _entry = msgspec.json.Decoder(_Entry)
 _top = msgspec.json.Decoder(dict[str, float])
-_chat = msgspec.json.Decoder(_ChatLogprobs)
-_completions = msgspec.json.Decoder(_CompletionLogprobs)
+_small_chat = msgspec.json.Decoder(_SmallChat)
+_small_completions = msgspec.json.Decoder(_SmallCompletions)
+_chat = msgspec.json.Decoder(_Chat)
+_completions = msgspec.json.Decoder(_Completions)
 
 Row = tuple[list[str], list[float]]
 """Token strings and logprobs of one position: the sampled token, then the backend's list."""
@@ -172,36 +184,42 @@ def fitted(ids: Ids, logprobs: Logprobs, rows: int | None) -> tuple[Ids, Logprob
     )
 
 
-def _rows(endpoint: Endpoint, logprobs: Raw) -> Iterator[Row]:
-    """One row after the other, so that only one of them is ever held as Python objects."""
-    if is_wider(logprobs, 2, _MOST_MEMBERS):
-        yield [], []
-        return
+def _rows(endpoint: Endpoint, logprobs: Raw) -> Iterable[Row]:
     try:
+        if size_of(logprobs) > MAX_ENTRY:
+            return _large_rows(endpoint, logprobs)
         if endpoint == "chat":
-            entries = _chat.decode(logprobs).content
-            columns = None
-        else:
-            parsed = _completions.decode(logprobs)
-            columns = list(zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True))
+            return list(map(_chat_columns, _small_chat.decode(logprobs).content))
+        parsed = _small_completions.decode(logprobs)
+        return [
+            ([token, *top], [value, *top.values()])
+            for token, value, top in zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True)
+        ]
     except UNREADABLE:
-        yield from _salvaged(endpoint, read_value(logprobs))
-        return
-    if columns is None:
-        for entry in entries:
-            yield _chat_entry(entry)
-    else:
-        for token, value, top in columns:
-            yield _completions_entry(token, value, top)
+        return _salvaged(endpoint, read_value(logprobs))
+
+
+def _large_rows(endpoint: Endpoint, logprobs: Raw) -> Iterator[Row]:
+    """One row after the other, so that only one of them is ever held as Python objects."""
+    if endpoint == "chat":
+        return map(_chat_entry, _chat.decode(logprobs).content)
+    parsed = _completions.decode(logprobs)
+    columns = zip(parsed.tokens, parsed.token_logprobs, parsed.top_logprobs, strict=True)
+    if not len(parsed.tokens) == len(parsed.token_logprobs) == len(parsed.top_logprobs):
+        raise ValueError("columns of several lengths")
+    return itertools.starmap(_completions_entry, columns)
 
 
 def _chat_entry(text: Raw) -> Row:
-    if len(memoryview(text)) > MAX_ENTRY:
+    if size_of(text) > MAX_ENTRY:
         return [], []
     try:
-        entry = _entry.decode(text)
+        return _chat_columns(_entry.decode(text))
     except UNREADABLE:
         return _chat_row(read_value(text))
+
+
+def _chat_columns(entry: _Entry) -> Row:
     return (
         [entry.token, *[top.token for top in entry.top_logprobs]],
         [entry.logprob, *[top.logprob for top in entry.top_logprobs]],
@@ -209,7 +227,7 @@ def _chat_entry(text: Raw) -> Row:
 
 
 def _completions_entry(token: str, value: float, text: Raw) -> Row:
-    if len(memoryview(text)) > MAX_ENTRY:
+    if size_of(text) > MAX_ENTRY:
         return [], []
     try:
         top = _top.decode(text)

@@ -12,11 +12,14 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 _PIECE = 256 * 1024
-_NARROW = 256 * 1024
-"""Bytes from which width is looked at; what is smaller cannot be wide enough to matter."""
 _QUOTE, _COMMA = b'",'
 _OPEN_OBJECT, _OPEN_ARRAY = b"{["
 _SHUT_OBJECT, _SHUT_ARRAY = b"}]"
+
+
+def size_of(data: bytes | Raw) -> int:
+    """Bytes it has."""
+    return len(data) if isinstance(data, bytes) else len(memoryview(data))
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
@@ -36,16 +39,12 @@ def has_more_values(data: bytes, limit: int) -> bool:
     return found > limit
 
 
-def is_wider(data: bytes | Raw, depth: int, limit: int) -> bool:
+def is_wider(data: bytes, depth: int, limit: int) -> bool:
     """Whether the containers up to `depth` deep have more than `limit` members together, give or take one each."""
-    view = memoryview(data)
-    if len(view) <= _NARROW:
-        return False
-    text = bytes(view)
-    if text.count(b",") <= limit:
+    if data.count(b",") <= limit:
         return False
     found = 0
-    for marks, depths in _structure(text):
+    for marks, depths in _structure(data):
         found += int(((marks == _COMMA) & (depths <= depth)).sum())
         if found > limit:
             return True

@@ -23,8 +23,9 @@ FALSE = Raw(b"false")
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, OverflowError, MemoryError)
 """Everything the two JSON readers raise on hostile text."""
 
-_MOST_FIELDS = 65_536
-_MOST_CHOICES_FIELDS = 262_144
+_LARGE = 256 * 1024
+_AS_DEEP = 5
+_MOST_MEMBERS = 2 * 1024 * 1024 + 512 * 1024
 _MOST_LENIENT = 16 * 1024 * 1024
 _MOST_LENIENT_VALUES = 1024 * 1024
 
@@ -37,9 +38,10 @@ def read_object(data: bytes | Raw) -> Object | None:
     """The fields of a JSON object, or None when `data` is not one.
 
     Python's JSON writer emits `NaN` and `Infinity`, which are not JSON; such an object is still read,
-    its values then being re-spelled. One of more than 65,536 fields is none.
+    its values then being re-spelled. One with over 2.6 million members five levels deep is none: as deep as anybody
+    reads it at once, and more than the longest prompt has ids.
     """
-    if is_wider(data, 1, _MOST_FIELDS):
+    if isinstance(data, bytes) and len(data) > _LARGE and is_wider(data, _AS_DEEP, _MOST_MEMBERS):
         return None
     try:
         return _object.decode(data)
@@ -49,9 +51,7 @@ def read_object(data: bytes | Raw) -> Object | None:
 
 
 def read_objects(data: bytes | Raw) -> list[Object] | None:
-    """The objects of a JSON array, or None when `data` is not an array of objects, or they have too many fields."""
-    if is_wider(data, 2, _MOST_CHOICES_FIELDS):
-        return None
+    """The objects of a JSON array, or None when `data` is not an array of objects."""
     try:
         return _objects.decode(data)
     except UNREADABLE:

@@ -15,12 +15,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.tap.claim import token_ids
-from proxy.tap.outline import is_wider
+from proxy.tap.claim import MAX_ENTRY, token_ids
+from proxy.tap.outline import size_of
 from proxy.tap.rawjson import Object, raw, read_object, read_value
 from proxy.tap.tokens import CONTEXT, TokenStrings
-
-_MOST_MEMBERS = 2 * 1024 * 1024
 
 
 class _Top(msgspec.Struct):
@@ -37,6 +35,7 @@ class _Entry(msgspec.Struct):
 
 
 _entry = msgspec.json.Decoder(_Entry)
+_entries = msgspec.json.Decoder(list[_Entry])
 _strings = msgspec.json.Decoder(list[str])
 _raws = msgspec.json.Decoder(list[Raw])
 _tops = msgspec.json.Decoder(list[dict[str, Raw] | None])
@@ -58,12 +57,14 @@ class Rebuilder:
     def chat(self, logprobs: Raw) -> Raw:
         """Chat's `{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`."""
         fields = _fields(logprobs)
-        entries = _raws.decode(fields["content"])
-        return raw({**fields, "content": [self._entry(entry) for entry in entries]})
+        content = fields["content"]
+        if size_of(content) <= MAX_ENTRY:
+            return raw({**fields, "content": list(map(self._renamed_entry, _entries.decode(content)))})
+        # Of a large one, only one position is held as Python objects.
+        written = [raw(self._renamed_entry(_entry.decode(entry))) for entry in _raws.decode(content)]
+        return raw({**fields, "content": written})
 
-    def _entry(self, text: Raw) -> Raw:
-        """One position: the others are not held as Python objects meanwhile."""
-        entry = _entry.decode(text)
+    def _renamed_entry(self, entry: _Entry) -> _Entry:
         if self._count >= 0:
             entry.top_logprobs = entry.top_logprobs[: self._count]
         if self._strings is not None:
@@ -73,7 +74,7 @@ class Rebuilder:
             for top, text_of in zip(entry.top_logprobs, texts[1:], strict=True):
                 top.token = text_of
                 top.bytes = list(text_of.encode("utf-8", "replace"))
-        return raw(entry)
+        return entry
 
     def completions(self, logprobs: Raw) -> Raw:
         """Completions' `{"text_offset", "token_logprobs", "tokens", "top_logprobs"}`."""
@@ -157,7 +158,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _fields(logprobs: Raw) -> Object:
-    fields = None if is_wider(logprobs, 2, _MOST_MEMBERS) else read_object(logprobs)
+    fields = read_object(logprobs)
     if fields is None:
         raise ValueError("logprobs are not an object")
     return fields

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Raw
 
-from proxy.tap.outline import is_wider
 from proxy.tap.rawjson import UNREADABLE, Object
 
 MAX_CALLS = 4096
@@ -46,9 +45,6 @@ _content = msgspec.json.Decoder(_Content)
 _string = msgspec.json.Decoder(str)
 
 
-_MOST_MEMBERS = 65_536
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What one choice, or one delta of it, adds. Calls are (index, name, arguments)."""
@@ -70,8 +66,6 @@ NOTHING = Shown()
 def shown(choice: Object, name: str) -> Shown:
     """What a choice shows inside `name` (`delta` or `message`), or as its own `text`; nothing when unreadable."""
     try:
-        if name in choice and is_wider(choice[name], 3, _MOST_MEMBERS):
-            return _content_alone(choice[name])
         if name not in choice:
             return Shown(_string.decode(choice["text"])) if "text" in choice else NOTHING
         return _of(_message.decode(choice[name]))

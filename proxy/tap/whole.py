@@ -54,13 +54,13 @@ class WholeTap(BaseTap):
 
     def answer(self, body: bytes) -> bytes:
         """The client's view of a body that arrived whole."""
-        if is_deeper(body, self.allowed.depth):
-            self.failed = True
-            self.fault = "too_deep"
-            self.collector.fault("too_deep")
-            return self.ended("too_deep")
         top = read_object(body)
         if top is None:
+            if is_deeper(body, self.allowed.depth):
+                self.failed = True
+                self.fault = "too_deep"
+                self.collector.fault("too_deep")
+                return self.ended("too_deep")
             self.collector.fault("invalid_json")
             return without_verdict(body)
         if not is_null(top.get("error")) and is_null(top.get("choices")):
