@@ -143,12 +143,18 @@ class Recorder:
                 item = self._todo.get(timeout=_PROBE)
             except queue.Empty:
                 self._recover()
+                self._refresh()
                 continue
             if item is None:
                 self._recover(now=True)
                 return
             self._recover()
             self._do([item, *self._more()])
+
+    def _refresh(self) -> None:
+        if not self._outage.down:
+            with self._minding([]):
+                self._backlog.refresh()
 
     def _more(self) -> list[_Finished | _Unchecked]:
         """What else is to be done already: one round trip, and one wait for durability, serve several."""

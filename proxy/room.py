@@ -17,6 +17,7 @@ from proxy.metrics import Metrics
 from verifier_pool.queue import waiting_bytes_key, waiting_key
 
 _LOOK_SECONDS = 0.05
+_IDLE_SECONDS = 5.0
 
 
 class Room:
@@ -138,9 +139,15 @@ class Backlog:
             self._held[backend] += size
         return fits
 
-    def _look(self, backend: str) -> None:
+    def refresh(self) -> None:
+        """Look again where nobody asked for a while, for who reads the metrics: autoscalers go by what waits, also when
+        nothing comes any more."""
+        if time.monotonic() >= self._stale + _IDLE_SECONDS:
+            self._look()
+
+    def _look(self, *more: str) -> None:
         since = time.time() - self._rules.evidence_ttl
-        names = sorted(self._names | {backend})
+        names = sorted(self._names.union(more))
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.zcount(waiting_key(name), since, "+inf")

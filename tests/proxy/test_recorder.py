@@ -207,6 +207,27 @@ def test_what_waits_too_long_does_not_count(valkey: Valkey, client: redis.Redis)
     assert _shed(valkey, client, "1", 10, max_backlog=100, evidence_ttl=3600) == {}
 
 
+def test_what_waits_is_known_though_nothing_comes(
+    valkey: Valkey, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.room._IDLE_SECONDS", 0.0)
+    metrics = Metrics()
+    recorder = Recorder(valkey.url, settings_for("http://127.0.0.1:9"), Outage(), metrics)
+    recorder.start()
+
+    def shown() -> float:
+        lines = metrics.page(private=True).decode().splitlines()
+        return float(next((line for line in lines if line.startswith("countersign_backlog{")), "-1").split()[-1])
+
+    wait_until(lambda: shown() == 0)
+    _waits(client, "b1", 7)
+    wait_until(lambda: shown() == 7)
+    client.delete(waiting_key("b1"))
+    wait_until(lambda: shown() == 0)
+    recorder.stop()
+    metrics.close()
+
+
 def _big(id: str, tokens: int = 3000) -> list[Evidence]:
     """Evidence that hardly compresses."""
     rng = np.random.default_rng(int(id, 16) % 2**32)
