@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fidelity.frames import BODIES, BODY, PATHS, STREAM, STREAMS, begun, chat, script
-from tests.fidelity.gateway import CHAT, Gateway, Gateways
+from tests.fidelity.frames import BODIES, BODY, STREAM, STREAMS, begun, chat, script
+from tests.fidelity.gateway import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Gateway, Gateways
 from tests.fidelity.meaning import assert_same
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
@@ -20,6 +20,9 @@ from tests.support.lateness import Lateness
 from tests.support.raw_http import Call
 
 AT_ONCE = 0.1
+MORE = (RESPONSES, MESSAGES)
+PHASES = {"before headers": 3, "after headers": 3, "mid-stream": 1, "whole, before": 2, "whole, in body": 2}
+"""When a client leaves, and the case that is about it."""
 LARGE = chat('{"content":"' + "x" * 40_000 + '"}')
 TRIES = 4
 """A busy machine may be late once; what is right is at once in one of them."""
@@ -41,10 +44,12 @@ def _seconds_until_closed(gateway: Gateway, upstream: FakeBackend, call: Call, *
     return upstream.last.peer_closed_at - left - late.seconds
 
 
-@pytest.mark.cases(1, 2, 3, 4, 8)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
-@pytest.mark.parametrize("phase", ["before headers", "after headers", "mid-stream", "whole, before", "whole, in body"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("phase", [pytest.param(name, marks=pytest.mark.cases(case)) for name, case in PHASES.items()])
+@pytest.mark.parametrize(
+    "path", [CHAT, COMPLETIONS, *(pytest.param(path, marks=pytest.mark.cases(4)) for path in MORE)]
+)
 def test_the_upstream_is_closed_when_the_client_leaves(
     gateway: Gateway, upstream: FakeBackend, path: str, phase: str, reset: bool
 ) -> None:
