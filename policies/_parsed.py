@@ -23,7 +23,7 @@ _MARK = "\1"
 _WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
 """What some templates write between reasoning and content without a tag."""
 _BEGUN = re.compile(r"<[\w:|]{0,40}(?:>[^<\0]*)?$")
-"""A call that a limit cut off at its beginning, which streams hold back until there is more of it."""
+"""A call that a limit or a stop string cut off at its beginning, which streams hold back until there is more of it."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _CONSTANTS: dict[bool | None, tuple[str, ...]] = {
@@ -54,7 +54,8 @@ def _made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished
         if others is None:
             return False
         rest = others
-    whole = _BEGUN.sub("", rest) if evidence.finish_reason == "length" else rest
+    cut = evidence.finish_reason == "length" or isinstance(evidence.stop_reason, str)
+    whole = _BEGUN.sub("", rest) if cut else rest
     left = _WORDS.sub("", markup.sub("", whole.replace(_TAKEN, "").replace(_MARK, "")))
     room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
     if finished and len("".join(left.split())) > room:
