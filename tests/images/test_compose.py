@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import helm_python as helm
 import pytest
 import yaml
 from compose_spec import PyCompose
 
-from policies.settings import parse_settings
 from proxy import serve
+from tests.helm import schema
+from tests.helm.rendered import Release
 from tests.images.dockerfile import ROOT, stages
 from verifier_pool import ready, worker
 
@@ -121,10 +123,13 @@ def test_no_secret_is_in_it(services: dict[str, Any]) -> None:
 
 
 def test_what_is_in_hand_may_be_finished(services: dict[str, Any]) -> None:
-    longest = parse_settings("", {}).verification.job_timeout
-    for name in ("worker", "reference"):
+    """As long as the chart lets it."""
+    values = {"settings": {"models": {"m": {"reference": {"kind": "vllm_engine", "path": "/models/m"}}}}}
+    with helm.Chart.load(schema.CHART) as chart:
+        pods = Release(chart, values).pods()
+    for name, part in {"worker": "worker", "reference": "reference-m"}.items():
         minutes = int(services[name]["stop_grace_period"].removesuffix("m"))
-        assert minutes * 60 >= longest + 60
+        assert minutes * 60 >= pods[f"countersign-{part}"]["terminationGracePeriodSeconds"]
     drain = serve._parser().parse_args(services["proxy"]["command"][1:]).drain
     assert services["proxy"]["stop_grace_period"] == f"{int(drain) // 60}m15s"
 
