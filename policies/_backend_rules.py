@@ -95,7 +95,8 @@ class BreakerSettings(Section):
     """When a backend that fails requests is left alone. Each proxy keeps its own count. Times are seconds.
 
     Connections that fail, time-outs, statuses of 500 or more and answers that break off are failures; 4xx, and clients
-    that leave, say nothing.
+    that leave, say nothing. A backend that can be reached is still asked while every other one is out, too: what fails
+    may be one client's requests. One that cannot, or is silent, is asked only by the one request that tries it.
 
     Attributes:
         failures: so many in a row open the breaker.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
@@ -31,8 +32,8 @@ class Section(BaseModel):
     def _read_override(cls, name: str, value: Any) -> Any:
         field = cls.model_fields.get(name)
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        # A key such as 0123 would come back from YAML as another number.
-        is_text = str in kinds or SecretStr in kinds
+        # A key such as 0123 would come back from YAML as another number. A list of texts is no text.
+        is_text = (str in kinds or SecretStr in kinds) and get_origin(kinds[0]) in (None, Union, UnionType)
         if isinstance(value, _Override):
             return str(value) if is_text else yaml.safe_load(value)
         is_section = any(isinstance(kind, type) and issubclass(kind, Section) for kind in _within(kinds))

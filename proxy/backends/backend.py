@@ -17,7 +17,7 @@ State = Literal["trial", "trusted", "suspect", "quarantined"]
 
 WELL, RESTING, UNWELL, FAILING = range(4)
 """Ranks, in the order in which backends are asked: nothing is wrong; it said that it is busy, or could not be reached a
-moment ago; its health endpoint says that it is not well; its breaker is open for what it answers."""
+moment ago; its health endpoint says that it is not well; its breaker is open although it can be reached."""
 
 _REST_SECONDS = 5.0
 
@@ -128,7 +128,7 @@ class Backend:
         if self.quarantined:
             return None
         if not self.breaker.admits(now):
-            return FAILING if self.breaker.answering else None
+            return FAILING if self.breaker.reached else None
         if not self.up:
             return UNWELL
         return RESTING if self.resting_until > now else WELL

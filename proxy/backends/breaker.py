@@ -15,8 +15,8 @@ Failure = Literal["unreachable", "timeout", "disconnected", "status", "broken"]
 """How a request failed: no connection, silence, a connection closed before the answer, a status of 500 or more, an
 answer that broke off."""
 
-ANSWERING: frozenset[Failure] = frozenset(("status", "broken"))
-"""Failures of a backend that does answer, so that asking it costs no time."""
+REACHED: frozenset[Failure] = frozenset(("disconnected", "status", "broken"))
+"""Failures of a backend that is there: asking it costs no time, and a client may have brought them about."""
 
 _JITTER = 0.25
 _MOST_DOUBLINGS = 60
@@ -24,9 +24,11 @@ _MOST_DOUBLINGS = 60
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request that was let in: in which epoch of the breaker, and whether it is the one that tries a backend out."""
+    """A request that was let in: in which epoch of the breaker, how many answers had ended well by then, and whether it
+    is the one that tries a backend out."""
 
     epoch: int
+    answers: int
     probe: bool = False
 
 
@@ -37,7 +39,8 @@ class Breaker:
 
     What requests of an earlier epoch have to say is no news: the breaker has opened since they were let in. An answer
     that begins closes the breaker, so that nobody waits for its end, but only one that ends well takes back what speaks
-    against the backend: one that breaks off every answer stays one failure away from being open again.
+    against the backend: one that breaks off every answer stays one failure away from being open again. A request that
+    takes too long while others are answered is itself what takes so long: that is no failure of the backend.
 
     Attributes:
         chance: a random number in [0, 1), so that several proxies do not try at the same moment.
@@ -55,6 +58,7 @@ class Breaker:
     until: float = 0.0
     kind: Failure | None = None
     epoch: int = 0
+    _answers: int = 0
     _probing: bool = False
 
     def admits(self, now: float) -> bool:
@@ -64,17 +68,17 @@ class Breaker:
         return now >= self.until and not self._probing
 
     @property
-    def answering(self) -> bool:
-        """Whether it is out for what it answers, rather than for not answering."""
-        return self.state != "closed" and self.kind in ANSWERING
+    def reached(self) -> bool:
+        """Whether it is out although it is there."""
+        return self.state != "closed" and self.kind in REACHED
 
     def enter(self, now: float) -> Entry:
         """A request is sent. One that is not admitted is sent for want of anybody else."""
         if self.state == "closed" or not self.admits(now):
-            return Entry(self.epoch)
+            return Entry(self.epoch, self._answers)
         self.state, self._probing = "half_open", True
         self.epoch += 1
-        return Entry(self.epoch, probe=True)
+        return Entry(self.epoch, self._answers, probe=True)
 
     def began(self, entry: Entry) -> bool:
         """The answer began. Returns whether the state changed."""
@@ -86,6 +90,7 @@ class Breaker:
 
     def finished(self, entry: Entry) -> bool:
         """The answer ended well. Returns whether the state changed."""
+        self._answers += 1
         if entry.epoch != self.epoch:
             return False
         changed = self.state != "closed"
@@ -98,6 +103,8 @@ class Breaker:
         if entry.epoch != self.epoch:
             return False
         if self.state == "closed":
+            if kind == "timeout" and entry.answers != self._answers:
+                return False
             self.failures += 1
             if self.failures < self.rules.failures:
                 return False

@@ -109,9 +109,12 @@ class FakeBackend:
         self._up.set()
         await self._over.wait()
         server.close()
+        # Who connected in this very moment is to be accepted before it is closed, and closed before this ends.
+        await asyncio.sleep(0.01)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
 
     def _protocol(self) -> _Connection:
         return _Connection(asyncio.StreamReader(loop=self._loop), self._accept, self._loop)

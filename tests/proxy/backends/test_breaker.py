@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from policies.settings import BreakerSettings
-from proxy.backends.breaker import ANSWERING, Breaker, Entry, Failure
+from proxy.backends.breaker import REACHED, Breaker, Entry, Failure
 
 RULES = BreakerSettings(failures=3, open_seconds=2, longest=16)
 KINDS = st.sampled_from(["unreachable", "timeout", "disconnected", "status", "broken"])
@@ -126,18 +126,33 @@ def test_what_was_in_flight_when_it_opened_is_no_news() -> None:
 def test_asked_for_want_of_anybody_else() -> None:
     breaker = _breaker()
     _fail(breaker, 0, kind="status")
-    assert breaker.answering
+    assert breaker.reached
     breaker.failed(breaker.enter(1), "status", 1)
     assert (breaker.opened, breaker.until) == (1, 2)
     breaker.finished(breaker.enter(1))
     assert (breaker.state, breaker.failures) == ("closed", 0)
 
 
-@pytest.mark.parametrize("kind", ["unreachable", "timeout", "disconnected"])
-def test_silent_ones_are_not_answering(kind: Failure) -> None:
+@pytest.mark.parametrize("kind", ["unreachable", "timeout"])
+def test_nobody_waits_for_one_that_is_not_there(kind: Failure) -> None:
     breaker = _breaker()
     _fail(breaker, 0, kind=kind)
-    assert not breaker.answering
+    assert not breaker.reached
+
+
+def test_what_takes_too_long_while_others_are_answered_is_the_requests_own() -> None:
+    """Or a few prompts that are too long would take the backend away from everybody else."""
+    breaker = _breaker()
+    for _ in range(10):
+        long = [breaker.enter(0) for _ in range(10)]
+        breaker.finished(breaker.enter(1))
+        for entry in long:
+            breaker.failed(entry, "timeout", 2)
+    assert (breaker.state, breaker.failures) == ("closed", 0)
+    long = [breaker.enter(0) for _ in range(3)]
+    for entry in long:
+        breaker.failed(entry, "timeout", 2)
+    assert breaker.state == "open"
 
 
 class _Life(RuleBasedStateMachine):
@@ -196,7 +211,7 @@ class _Life(RuleBasedStateMachine):
         if self.breaker.state == "half_open" and not tries:
             assert self.breaker.admits(self.now)
         assert self.breaker.admits(self.now + 1e9) or tries
-        assert self.breaker.answering == (self.breaker.state != "closed" and self.breaker.kind in ANSWERING)
+        assert self.breaker.reached == (self.breaker.state != "closed" and self.breaker.kind in REACHED)
         if self.breaker.state == "closed":
             assert self.breaker.failures < self.given.failures
 
