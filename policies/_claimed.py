@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies import _grammar
 from policies._findings import Finding, rejected, undecided, withheld
-from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Evidence
+from policies.evidence import MASKED, PAD_ID, TOP_LOGPROBS, Evidence, Ids, Sampling
 
 POSITIVE_ROUNDING = 1e-4
 """Nats above 0 that rounding explains."""
@@ -50,7 +51,9 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
             text = "entries are masked (−9999), yet no grammar was asked for"
             findings.append(withheld("masked_without_grammar", text))
         elif bool(masked[:, 0].any()):
-            findings.append(withheld("sampled_masked", "a token is masked (−9999) and was sampled all the same"))
+            text = "a token is masked (−9999) and was sampled all the same"
+            blank = _maybe_blank(evidence.sampling, ids, listed & ~masked)
+            findings.append((undecided if blank[masked[:, 0]].all() else withheld)("sampled_masked", text))
 
     expected = TOP_LOGPROBS if vocab_size is None else min(TOP_LOGPROBS, vocab_size)
     if bool((listed.sum(axis=1) < expected)[listed[:, 0]].any()):
@@ -69,3 +72,14 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
     if excess > MASS_ROUNDING:
         findings.append(rejected("mass_over_one", f"a token's listed probabilities add up to {1.0 + excess:.4g}"))
     return findings, excess
+
+
+def _maybe_blank(sampling: Sampling, ids: Ids, unmasked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows in which the request's other masks may forbid whatever the grammar allows; there vLLM emits what it likes.
+
+    A row with a masked entry lists all that its grammar allows.
+    """
+    blank = np.full(len(ids), bool(sampling.bad_words)) | (np.arange(len(ids)) < sampling.min_tokens)
+    if sampling.allowed_token_ids:
+        blank |= ~(unmasked & np.isin(ids, list(sampling.allowed_token_ids))).any(axis=1)
+    return blank

@@ -169,6 +169,22 @@ def test_masked_entries_are_fine_under_a_grammar_unless_sampled() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "honest"),
+    [
+        ({"min_tokens": 4}, True),
+        ({"min_tokens": 3}, False),
+        ({"bad_words": ("x",)}, True),
+        ({"allowed_token_ids": (1_000_000,)}, True),
+        ({"allowed_token_ids": (int(ANSWER.claim_ids[3, 1]),)}, False),
+    ],
+)
+def test_a_masked_token_is_sampled_where_nothing_is_left(asked: dict[str, Any], honest: bool) -> None:
+    found = checked(ANSWER, **claim(3, 0, logprob=MASKED), sampling=sampling(ANSWER, grammar=True, **asked))
+    assert "sampled_masked" in found.reason
+    assert (found.result is Result.WITHHELD) is not honest
+
+
+@pytest.mark.parametrize(
     ("changes", "code"),
     [
         (claim(3, 1, logprob=0.001), "positive_logprob"),
