@@ -50,6 +50,8 @@ _FAULT_WORDS = {
     "bad_routed_experts": "the expert ids cannot be read or have the wrong shape",
     "line_too_long": "the backend sent a line over the limit",
     "too_large": "the answer is over the size limit",
+    "too_deep": "the backend sent JSON nested deeper than the limit",
+    "evidence_too_large": "the evidence is over the size limit, and part of it was not kept",
     "client_left": "the client went away before the answer was finished",
     "upstream_closed": "the backend closed the connection before the answer was finished",
     "upstream_timeout": "the backend fell silent",
@@ -58,6 +60,8 @@ _FAULT_WORDS = {
 }
 _FINISH_REASONS = {"stop", "length", "tool_calls", "repetition"}
 _ABORTED = "abort"
+_UNCLAIMED = frozenset({"no_tokenizer", "evidence_too_large"})
+"""Faults of ours, with which a claim may be missing."""
 _NOTHING_CAME = frozenset({"no_token_ids", "no_logprobs", "bad_logprobs"})
 """Faults that an answer aborted before its first token always has."""
 
@@ -101,8 +105,9 @@ def check(
     a number cannot be had.
     """
     eos = frozenset(map(int, eos_token_ids))
-    unreadable = "no_tokenizer" in evidence.faults and not evidence.claim_ids.size
-    findings = [withheld(code, _FAULT_WORDS[code]) for code in _faults(evidence) if code in WITHHELD_FAULTS]
+    unreadable = bool(_UNCLAIMED.intersection(evidence.faults)) and not evidence.claim_ids.size
+    faults = _faults(evidence)
+    findings = [withheld(code, _FAULT_WORDS.get(code, "")) for code in faults if code in WITHHELD_FAULTS]
     excess: float | None = None
     if not unreadable:
         claimed, excess = claim_findings(evidence, vocab_size)

@@ -161,6 +161,14 @@ def test_missing_or_unusable_evidence_is_withheld(changes: dict[str, Any], code:
     assert_withheld(checked(ANSWER, **changes), code)
 
 
+@pytest.mark.parametrize("fault", ["no_tokenizer", "evidence_too_large"])
+def test_a_claim_that_was_not_kept_is_nobodys_lie(fault: str) -> None:
+    none = {"claim_ids": np.zeros((0, 0), np.int32), "claim_logprobs": np.zeros((0, 0), np.float32)}
+    found = checked(ANSWER, **none, faults=(fault,))
+    assert (found.result, found.reason.partition(":")[0]) == (Result.INCONCLUSIVE, fault)
+    assert_withheld(checked(ANSWER, **none), "no_logprobs")
+
+
 def test_masked_entries_are_fine_under_a_grammar_unless_sampled() -> None:
     masked = claim(3, 19, logprob=MASKED)
     grammar = sampling(ANSWER, grammar=True)
