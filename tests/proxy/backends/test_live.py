@@ -154,6 +154,27 @@ def test_none_left_is_said_at_once_and_when_to_come_again(make_rig: Callable[...
     assert rig.open_ids() == []
 
 
+def test_one_request_tries_one_that_was_silent(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
+    rig = make_rig(timeouts={"first_byte": 1.5}, breaker={"failures": 2, "open_seconds": 0.4, "longest": 0.4})
+    backend.script = [5.0]
+    for _ in range(2):
+        assert rig.chat().status_code == 504
+    assert rig.chat().status_code == 503
+    assert len(backend.requests) == 2
+    over = threading.Event()
+    backend.script = [Until(over), wire.whole(wire.BODY)]
+    time.sleep(0.4)
+    with ThreadPoolExecutor(10) as pool:
+        calls = [pool.submit(rig.chat) for _ in range(10)]
+        _until(lambda: sum(call.done() for call in calls) == 9)
+        assert len(backend.requests) == 3
+        over.set()
+        statuses = sorted(call.result().status_code for call in calls)
+    assert statuses == [200] + [503] * 9
+    assert _breaker(rig) == "closed"
+    assert rig.chat().status_code == 200
+
+
 def test_all_of_them_fail_by_what_they_answer(rig: Rig) -> None:
     """A client gets what the backend says, as without a proxy, and an answer as soon as there is one."""
     rig.backend.script = [ERROR]
