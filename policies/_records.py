@@ -67,7 +67,7 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool
     created: float
     request: bytes | None
-    prompt_ids: bytes
+    prompt_ids: bytes | None
     output_ids: bytes
     claim: PackedClaim
     text: bytes

@@ -94,22 +94,21 @@ def _encode(choices: Sequence[Evidence]) -> bytes:
 
 
 def _packed_choices(choices: Sequence[Evidence]) -> list[PackedChoice]:
-    """The request is packed once, not with every choice: it may be megabytes, and the choices a hundred."""
-    packed = [_choice(evidence) for evidence in choices]
-    for index in range(len(choices) - 1, 0, -1):
-        if choices[index].request == choices[index - 1].request:
-            packed[index].request = None
-    return packed
+    """The request is packed once, not with every choice, and so is a prompt: they may be megabytes, and the choices a
+    hundred."""
+    return [_choice(one, choices[at - 1] if at else None) for at, one in enumerate(choices)]
 
 
 def _evidences(packed: Sequence[PackedChoice]) -> list[Evidence]:
     request: bytes | None = None
+    prompt_ids: bytes | None = None
     for choice in packed:
         request = choice.request = request if choice.request is None else choice.request
+        prompt_ids = choice.prompt_ids = prompt_ids if choice.prompt_ids is None else choice.prompt_ids
     return [_evidence(choice) for choice in packed]
 
 
-def _choice(evidence: Evidence) -> PackedChoice:
+def _choice(evidence: Evidence, before: Evidence | None) -> PackedChoice:
     stop_reason = evidence.stop_reason
     usage = evidence.usage
     return PackedChoice(
@@ -126,8 +125,8 @@ def _choice(evidence: Evidence) -> PackedChoice:
         speculative=bool(evidence.speculative),
         stream=evidence.stream,
         created=float(evidence.created),
-        request=evidence.request,
-        prompt_ids=_id_bytes(evidence.prompt_ids, 1),
+        request=None if before is not None and evidence.request == before.request else evidence.request,
+        prompt_ids=None if _same_prompt(evidence, before) else _id_bytes(evidence.prompt_ids, 1),
         output_ids=_id_bytes(evidence.output_ids, 1),
         claim=_packed_claim(evidence),
         text=_bytes(evidence.text),
@@ -155,6 +154,13 @@ def _choice(evidence: Evidence) -> PackedChoice:
     )
 
 
+def _same_prompt(evidence: Evidence, before: Evidence | None) -> bool:
+    if before is None:
+        return False
+    ids, others = evidence.prompt_ids, before.prompt_ids
+    return ids is others or (ids.dtype == others.dtype and np.array_equal(ids, others))
+
+
 def _evidence(choice: PackedChoice) -> Evidence:
     stop_reason = choice.stop_reason
     usage = choice.usage
@@ -174,7 +180,7 @@ def _evidence(choice: PackedChoice) -> Evidence:
         stream=choice.stream,
         created=choice.created,
         request=choice.request or b"",
-        prompt_ids=_ids(choice.prompt_ids),
+        prompt_ids=_ids(choice.prompt_ids or b""),
         output_ids=_ids(choice.output_ids),
         claim_ids=claim_ids,
         claim_logprobs=claim_logprobs,

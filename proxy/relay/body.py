@@ -17,6 +17,7 @@ LARGE = 256 * 1024
 """Bytes from which a body is not read on the event loop: others' streams would stand still meanwhile."""
 
 _DEFAULT = BoundsSettings()
+_MOST_IN_ALL = 4 * 1024 * 1024
 _NO_JSON = "The request body is not valid JSON."
 _TEXTS = ("stop", "bad_words")
 _IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
@@ -93,8 +94,9 @@ class Body:
         for names, most in ((_TEXTS, bounds.stop_strings), (_IDS, bounds.token_ids)):
             for name in names:
                 value = self.fields.get(name)
-                if isinstance(value, list | dict) and len(value) > most:
-                    raise InvalidRequest(f"`{name}` has more than {most} entries.", param=name, code="too_many")
+                # Each choice's evidence has a list of its own.
+                if isinstance(value, list | dict) and len(value) > min(most, _MOST_IN_ALL // self.choices):
+                    raise InvalidRequest(f"`{name}` has too many entries.", param=name, code="too_many")
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _LONGEST_REASON = 4096
 """Characters of a finish or stop reason; the latter may be one of the client's stop strings."""
 
 
+Reason = TypeVar("Reason", str, "int | str")
+
 _ids = msgspec.json.Decoder(list[int])
 _string = msgspec.json.Decoder(str)
 _integer = msgspec.json.Decoder(int)
@@ -34,7 +36,8 @@ _reason = msgspec.json.Decoder(int | str)
 class ChoiceRecord:
     """What arrived of one choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: int = 0) -> None:
+        self.prompt = prompt
         self.ids = array("i")
         self.claim = Claim()
         self.transcript = Transcript()
@@ -65,6 +68,7 @@ class Collector:
         self._rows = 0
         self._characters = self._calls = 0
         self._prompt_tokens = 0
+        self._prompts: dict[int, Ids] = {}
         self._experts = 0
         self.expected = prepared.prompts * prepared.n
 
@@ -98,7 +102,9 @@ class Collector:
             self._read_claim(record, fields.get("logprobs"), expected)
         prompt = fields.get("prompt_token_ids")
         if not is_null(prompt) and record.prompt_ids is None:
-            record.prompt_ids = self._read_prompt(prompt)
+            record.prompt_ids = self._read_prompt(prompt, self._prompts.get(record.prompt))
+            if record.prompt_ids is not None:
+                self._prompts.setdefault(record.prompt, record.prompt_ids)
         self._read_end(record, fields)
         return record
 
@@ -206,12 +212,9 @@ class Collector:
         """Prompt ids of a choice; in completions another choice of the same prompt may have brought them."""
         if self.prompt_ids is not None:
             return self.prompt_ids
-        first = index - index % self.prepared.n
-        for at in (index, *range(first, min(first + self.prepared.n, self.expected))):
-            record = self.choices.get(at)
-            if record is not None and record.prompt_ids is not None:
-                return record.prompt_ids
-        return None
+        record = self.choices.get(index)
+        own = None if record is None else record.prompt_ids
+        return self._prompts.get(index // self.prepared.n) if own is None else own
 
     def _counted(self) -> Usage | None:
         if self._usage is None:
@@ -229,7 +232,7 @@ class Collector:
             return None
         record = self.choices.get(at)
         if record is None:
-            record = self.choices[at] = ChoiceRecord()
+            record = self.choices[at] = ChoiceRecord(at // self.prepared.n)
         return record
 
     def _read_ids(self, record: ChoiceRecord, value: Raw | None) -> int | None:
@@ -268,10 +271,12 @@ class Collector:
             record.claim.skip(expected)
         self._rows += record.claim.rows - before
 
-    def _read_prompt(self, value: Raw | None) -> Ids | None:
+    def _read_prompt(self, value: Raw | None, known: Ids | None = None) -> Ids | None:
+        """Prompt ids; the same array where they are the `known` ones, so that many choices hold one prompt once."""
         if value is None:
             return None
-        if self._prompt_tokens + bytes(value).count(b",") >= self.allowed.prompt_tokens:
+        most = self.allowed.prompt_tokens
+        if bytes(value).count(b",") >= most:
             self.fault("too_large")
             return None
         try:
@@ -282,7 +287,12 @@ class Collector:
         if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
             self.fault("bad_ids")
             return None
+        if known is not None and np.array_equal(ids, known):
+            return known
         self._prompt_tokens += len(ids)
+        if self._prompt_tokens > most:
+            self.fault("too_large")
+            return None
         return ids.astype(np.int32)
 
     def _read_end(self, record: ChoiceRecord, fields: Object) -> None:
@@ -310,10 +320,7 @@ class Collector:
             record.experts = text
 
 
-T = TypeVar("T", str, "int | str")
-
-
-def _short(reason: T) -> T:
+def _short(reason: Reason) -> Reason:
     """Raises ValueError for a reason that is none."""
     if isinstance(reason, str) and len(reason) > _LONGEST_REASON:
         raise ValueError("a reason this long is none")

@@ -19,11 +19,11 @@ from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
 from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
 from proxy.tap.types import Asked
+from proxy.tap.words import MESSAGES, is_messages, said_in_a_stream
 
 if TYPE_CHECKING:
     from proxy.relay.body import Body
 
-MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 _DEFAULT = BoundsSettings()
 _LAST = {
@@ -76,7 +76,7 @@ def pass_on(body: Body, backend: BackendSettings) -> Passed:
 def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
     """An OpenAI-shaped error as the last event of a stream of that path; `number` events came before it."""
     if path == MESSAGES:
-        return b"event: error\ndata: " + write({"type": "error", **body}) + b"\n\n"
+        return b"event: error\ndata: " + write(said_in_a_stream(body)) + b"\n\n"
     if path == RESPONSES:
         said = {name: body["error"][name] for name in ("code", "message", "param")}
         return b"event: error\ndata: " + write({"type": "error", **said, "sequence_number": number}) + b"\n\n"
@@ -184,11 +184,11 @@ class ForeignJsonTap(ForeignTap):
         """See Tap."""
         body, self._body = bytes(self._body), bytearray()
         if fault is not None or self.failed:
-            return error_body(fault or "too_large")
+            return self._said(fault or "too_large")
         if is_deeper(body, self._bounds.json_depth):
             self.failed = True
             self.fault = "too_deep"
-            return error_body("too_deep")
+            return self._said("too_deep")
         self._whole = body
         changed = self._rewrite(body)
         return without_verdict(body) if changed is None else changed
@@ -198,6 +198,10 @@ class ForeignJsonTap(ForeignTap):
         bill = Bill()
         bill.read(self._whole)
         return bill.prompt, bill.answer
+
+    def _said(self, fault: str) -> bytes:
+        body = error_body(fault)
+        return write(said_in_a_stream(msgspec.json.decode(body))) if is_messages(self._passed.path) else body
 
 
 class ForeignStreamTap(ForeignTap):
