@@ -48,22 +48,55 @@ def event(kind: str, data: str) -> bytes:
     return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
-RESPONSE = (
-    event("response.created", '{"type":"response.created","sequence_number":0,"response":{"id":"r","model":"m"}}'),
-    event("response.output_text.delta", '{"type":"response.output_text.delta","sequence_number":1,"delta":"One"}'),
-    event("response.output_text.delta", '{"type":"response.output_text.delta","sequence_number":2,"delta":" two"}'),
-    event("response.completed", '{"type":"response.completed","sequence_number":3,"response":{"id":"r","model":"m"}}'),
+_RESPONSE = (
+    '"id":"resp_1","object":"response","created_at":1,"model":"m","status":"%s","error":null,"instructions":null,'
+    '"metadata":{},"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"auto","tools":[],"top_p":1.0,'
+    '"output":%s,"usage":%s'
 )
-RESPONSE_BODY = b'{"id":"r","object":"response","model":"m","output":[{"type":"reasoning","id":"rs","summary":[]}]}'
+_REASONED = '[{"type":"reasoning","id":"rs_1","summary":[],"encrypted_content":"x","status":null}]'
+_COUNTED = (
+    '{"input_tokens":4,"input_tokens_details":{"cached_tokens":0},"output_tokens":3,'
+    '"output_tokens_details":{"reasoning_tokens":1},"total_tokens":7}'
+)
+_CREATED = '{"type":"response.created","sequence_number":0,"response":{%s}}' % (
+    _RESPONSE % ("in_progress", "[]", "null")
+)
+_COMPLETED = '{"type":"response.completed","sequence_number":3,"response":{%s}}' % (
+    _RESPONSE % ("completed", _REASONED, _COUNTED)
+)
+
+
+def _delta(number: int, said: str) -> bytes:
+    place = '"item_id":"msg_1","output_index":0,"content_index":0'
+    kind = "response.output_text.delta"
+    return event(kind, f'{{"type":"{kind}","sequence_number":{number},{place},"delta":"{said}","logprobs":[]}}')
+
+
+RESPONSE = (
+    event("response.created", _CREATED),
+    _delta(1, "One"),
+    _delta(2, " two"),
+    event("response.completed", _COMPLETED),
+)
+RESPONSE_BODY = ("{%s}" % (_RESPONSE % ("completed", _REASONED, _COUNTED))).encode()
+_MESSAGE = (
+    '{"id":"msg_1","type":"message","role":"assistant","model":"m","content":%s,"stop_reason":%s,"stop_sequence":null,'
+    '"usage":{"input_tokens":4,"output_tokens":3}}'
+)
+
+
+def _text_delta(said: str) -> bytes:
+    delta = f'{{"type":"text_delta","text":"{said}"}}'
+    return event("content_block_delta", f'{{"type":"content_block_delta","index":0,"delta":{delta}}}')
+
+
 MESSAGE = (
-    event("message_start", '{"type":"message_start","message":{"id":"a","model":"m","content":[]}}'),
-    event("content_block_delta", '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"One"}}'),
-    event(
-        "content_block_delta", '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" two"}}'
-    ),
+    event("message_start", '{"type":"message_start","message":%s}' % (_MESSAGE % ("[]", "null"))),
+    _text_delta("One"),
+    _text_delta(" two"),
     event("message_stop", '{"type":"message_stop"}'),
 )
-MESSAGE_BODY = b'{"id":"a","type":"message","model":"m","content":[{"type":"text","text":"One two"}]}'
+MESSAGE_BODY = (_MESSAGE % ('[{"type":"text","text":"One two"}]', '"end_turn"')).encode()
 STREAMS: dict[str, tuple[bytes, ...]] = {
     "/v1/chat/completions": STREAM,
     "/v1/completions": TEXTS,

@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "models": {MODEL: {"tokenizer": str(Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json")}}
     },
 }
-_START = 90.0
+_START = 300.0
 _ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "count"}]},
     COMPLETIONS: {"prompt": "count"},

@@ -1,8 +1,9 @@
 """Whether what came is what was said: byte for byte, or in other bytes that mean the same.
 
 Our own proxy is held to the bytes at once. Another gateway may spell events and JSON in its own way (white space,
-order and escapes of members, members that are null): that is noted, the test goes on, and in the end it fails as
-`OtherBytes`, so that a table can tell it from a wrong answer and from a feature that is not there.
+order and escapes of members, members that are null), name and date an answer anew (`id`, `created`, `model`) and add
+members of its own: that is noted, the test goes on, and in the end it fails as `OtherBytes`, so that a table can tell
+it from a wrong answer and from a feature that is not there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from tests.support.raw_http import Answer, Call
 Event = tuple[str, Any]
 """Type (empty: none was named) and data of one event; the data as JSON where it is JSON."""
 
+RESTATED = frozenset({"id", "created", "created_at", "model"})
+NAMED: tuple[tuple[str | int, ...], ...] = ((), ("response",), ("message",))
+"""Where an answer has a name and a date: itself, and in events of the Responses and Messages endpoints."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
@@ -50,17 +54,17 @@ def assert_same(got: bytes, want: bytes, *, comments: bool = False, nulls: bool 
         got: a body, or a part of a request's.
         want: what was said, an event stream or one document.
         comments: a stream's comments are part of it.
-        nulls: a member that is null is another thing than none.
+        nulls: nothing is added, and a member that is null is another thing than none.
     """
     if got == want:
         return
     if not notes.lenient:
         assert got == want
     if b"data:" in want:
-        assert _plain(events(got), nulls) == _plain(events(want), nulls)
+        _assert_events(events(got), events(want), nulls=nulls)
         assert not comments or comments_of(got) == comments_of(want)
     else:
-        assert _plain(_parsed(got.decode()), nulls) == _plain(_parsed(want.decode()), nulls)
+        _assert_says(_parsed(got.decode()), _parsed(want.decode()), nulls=nulls)
     notes.found.append(_first_difference(got, want))
 
 
@@ -76,7 +80,7 @@ def assert_begins(got: bytes, want: bytes) -> None:
         return
     said = events(want)
     assert notes.lenient
-    assert _plain(events(got)[: len(said)], nulls=False) == _plain(said, nulls=False)
+    _assert_events(events(got)[: len(said)], said, nulls=False)
     notes.found.append(_first_difference(got[: len(want)], want))
 
 
@@ -128,15 +132,29 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _plain(value: Any, nulls: bool) -> Any:
-    """The value with nothing left of how it was spelled; `json` keeps 1 and 1.0 apart, and true from 1."""
-    return json.dumps(value if nulls else _without_nulls(value), sort_keys=True)
+def _assert_events(got: list[Event], want: list[Event], *, nulls: bool) -> None:
+    assert [kind for kind, _ in got] == [kind for kind, _ in want]
+    for (_, mine), (_, theirs) in zip(got, want, strict=True):
+        _assert_says(mine, theirs, nulls=nulls)
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+def _assert_says(got: Any, want: Any, *, nulls: bool, at: tuple[str | int, ...] = ()) -> None:
+    """Asserts that one JSON value says what another does."""
+    where = ".".join(map(str, at))
+    if isinstance(want, dict) and isinstance(got, dict):
+        restated = RESTATED if at in NAMED else frozenset()
+        for name in want.keys() - restated:
+            if want[name] is not None or nulls:
+                assert name in got, f"{where}.{name} is gone"
+                _assert_says(got[name], want[name], nulls=nulls, at=(*at, name))
+        added = got.keys() - want.keys() - restated
+        assert not (nulls and added), f"{where} has {sorted(added)}"
+    elif isinstance(want, list) and isinstance(got, list):
+        assert len(got) == len(want), f"{where} has {len(got)} items, not {len(want)}"
+        for number, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+            _assert_says(mine, theirs, nulls=nulls, at=(*at, number))
+    else:  # spelled, for `json` keeps 1 and 1.0 apart, and true from 1
+        assert json.dumps(got) == json.dumps(want), f"{where} is {json.dumps(got)}, not {json.dumps(want)}"
 
 
 def _first_difference(got: bytes, want: bytes) -> str:
