@@ -144,6 +144,12 @@ class Group:
             if entry in self.waiting:
                 self.waiting.remove(entry)
 
+    def serve_waiting(self) -> None:
+        """Give those who wait what is free by now: a backend may be back because time has passed."""
+        if self.waiting:
+            for backend in self.members:
+                self._freed(backend)
+
     def refusal(self) -> BackendUnavailable:
         """What to say when nobody can be asked, and when to come again."""
         now = self.clock()
@@ -205,9 +211,7 @@ class Group:
 
     def _changed(self) -> None:
         self._until = -math.inf
-        if self.waiting:
-            for backend in self.members:
-                self._freed(backend)
+        self.serve_waiting()
 
     def _freed(self, backend: Backend) -> None:
         """Whoever has waited longest among those that may be sent there gets the place, before anybody sees it free."""

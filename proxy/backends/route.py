@@ -35,6 +35,7 @@ class Route:
         Raises:
             BackendUnavailable: nobody can be asked, or nobody had a place in time.
         """
+        self._group.serve_waiting()
         backend = self.best()
         first, self._began = not self._began, True
         if backend is not None:

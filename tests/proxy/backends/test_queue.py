@@ -125,6 +125,20 @@ async def test_one_that_comes_back_serves_those_who_wait() -> None:
     assert got.backend.name == "b2"
 
 
+async def test_one_that_is_back_by_itself_serves_those_who_wait_first() -> None:
+    fleet = Fleet(2, 1)
+    fleet.fail(fleet.all[1], "unreachable")
+    await _take(fleet)
+    waiting = await _waiting(fleet)
+    fleet.clock.now += 60
+    late = await _waiting(fleet)
+    got = await waiting
+    assert got is not None
+    assert got.backend.name == "b2"
+    assert not late.done()
+    late.cancel()
+
+
 async def test_nobody_waits_for_a_last_resort_that_is_free_but_for_the_well_one() -> None:
     """A busy backend is worth waiting for while the free one fails."""
     fleet = Fleet(2, [1, 0])
