@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from policies.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, StoreFailed, StoreUnavailable
+from proxy.tap.words import said
 
 
 class Unprocessable(InvalidRequest):
@@ -25,37 +26,41 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _respond(error: ApiError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(error.body(), status or error.status, headers)
+def _respond(
+    request: Request, error: ApiError, status: int | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    return JSONResponse(said(request.url.path, error), status or error.status, headers)
 
 
 def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return _respond(error, headers={"retry-after": "1"} if error.status == 503 else None)
+    return _respond(request, error, headers={"retry-after": "1"} if error.status == 503 else None)
 
 
 def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
-    return _respond(StoreFailed("verdicts cannot be read right now; try again soon"), headers={"retry-after": "1"})
+    return _respond(
+        request, StoreFailed("verdicts cannot be read right now; try again soon"), headers={"retry-after": "1"}
+    )
 
 
 def _validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1]) if first["loc"] else None
-    return _respond(Unprocessable(f"{name}: {first['msg']}", param=name))
+    return _respond(request, Unprocessable(f"{name}: {first['msg']}", param=name))
 
 
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 404:
-        return _respond(NotFound("there is nothing at this path", code="unknown_path"))
+        return _respond(request, NotFound("there is nothing at this path", code="unknown_path"))
     if error.status_code == 405:
-        return _respond(MethodNotAllowed("this path does not take this method"), headers=headers)
+        return _respond(request, MethodNotAllowed("this path does not take this method"), headers=headers)
     wrapped = InvalidRequest(str(error.detail)) if error.status_code < 500 else ApiError(str(error.detail))
-    return _respond(wrapped, error.status_code, headers)
+    return _respond(request, wrapped, error.status_code, headers)
 
 
 def unexpected(request: Request, error: Exception) -> JSONResponse:
     """What a client is told of a fault of ours."""
-    return _respond(ApiError("the proxy failed to serve this request", code="internal_error"))
+    return _respond(request, ApiError("the proxy failed to serve this request", code="internal_error"))

@@ -12,6 +12,7 @@ from starlette.types import Receive, Send
 
 from policies.errors import ApiError, RequestTimeout, RequestTooLarge, UnsupportedMedia
 from proxy.tap.rawjson import write
+from proxy.tap.words import said
 from proxy.tasks import end
 
 LINGER_SECONDS = 2.0
@@ -63,18 +64,20 @@ async def answer_json(
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def answer_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """An OpenAI-shaped error; one that passes by itself says when to come again."""
+async def answer_error(
+    send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = (), *, path: str = ""
+) -> None:
+    """An error as clients of the path read it; one that passes by itself says when to come again."""
     again = [(b"retry-after", str(math.ceil(error.retry_after or 1)).encode())] if error.status == 503 else []
-    await answer_json(send, error.status, error.body(), [*headers, *again])
+    await answer_json(send, error.status, said(path, error), [*headers, *again])
 
 
 async def refuse_body(
-    receive: Receive, send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()
+    receive: Receive, send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = (), *, path: str = ""
 ) -> None:
     """Answer before the body was read. Closing at once would reset the connection and lose the answer, so what
     the client is still sending is thrown away for a moment."""
-    await answer_json(send, error.status, error.body(), [*headers, (b"connection", b"close")], more=True)
+    await answer_json(send, error.status, said(path, error), [*headers, (b"connection", b"close")], more=True)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):

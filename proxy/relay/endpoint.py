@@ -55,14 +55,14 @@ class RelayEndpoint:
             try:
                 client = await _authenticate(services, scope, headers)
             except ApiError as error:
-                await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
+                await answer_error(send, error, [*names.echoed(headers), *_closing(services)], path=self._endpoint)
                 return
             try:
                 admitted = await self._admit(services, client, headers, receive, send)
             except ClientLeft:
                 return
             except ApiError as error:
-                await _refuse(services, client, headers, receive, send, error)
+                await _refuse(services, client, headers, receive, send, error, path=self._endpoint)
                 return
             await _serve(services, admitted, receive)
         finally:
@@ -118,7 +118,14 @@ async def _serve(services: Services, admitted: _Admitted, receive: Receive) -> N
 
 
 async def _refuse(
-    services: Services, client: Client, headers: Mapping[bytes, bytes], receive: Receive, send: Send, error: ApiError
+    services: Services,
+    client: Client,
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    send: Send,
+    error: ApiError,
+    *,
+    path: str,
 ) -> None:
     """Answer with an error; for a client with limits that is one of its requests, too."""
     unread = isinstance(error, (RequestTooLarge, RequestTimeout, UnsupportedMedia))
@@ -134,9 +141,9 @@ async def _refuse(
             error, told = limited, limited.headers
         send = telling(send, told)
     if unread:
-        await refuse_body(receive, send, error, names.echoed(headers))
+        await refuse_body(receive, send, error, names.echoed(headers), path=path)
     else:
-        await answer_error(send, error, [*names.echoed(headers), *_closing(services)])
+        await answer_error(send, error, [*names.echoed(headers), *_closing(services)], path=path)
 
 
 def _taken(exchange: Exchange, cost: Cost) -> int:
