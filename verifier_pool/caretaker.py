@@ -22,12 +22,16 @@ logger = logging.getLogger(__name__)
 RESTART_SECONDS = (1.0, 5.0, 15.0, 60.0)
 """Waits before a reference is started again that did not start; the last one repeats."""
 
+PATIENCE_SECONDS = 30.0
+"""How long a loop that is done with everything else goes on asking a reference that gives nothing back."""
+
 
 class Caretaker:
     """Of one reference, by the thread of its loop.
 
     Attributes:
         wanted: something waits for a canary.
+        in_vain: since when canaries are wanted and none says anything (seconds of the monotonic clock), or None.
         freed: how many responses are judged again because of what canaries said.
     """
 
@@ -44,6 +48,7 @@ class Caretaker:
         self._noted = self.instance
         self._bad: Flight | None = None
         self.wanted = False
+        self.in_vain: float | None = None
         self.freed = 0
 
     @property
@@ -74,12 +79,18 @@ class Caretaker:
             return
         now = self.instance
         if self._noted != now:
-            self._answer(self._noted, over=1)
+            if self._noted:
+                self._answer(self._noted, over=1)
             self._noted = now
         self._vouching.present(now, burst=burst)
         self.wanted = self._vouching.wanted(now)
         if self.wanted and not canary.possible:
             self._answer(now, none=1)
+        self.in_vain = (self.in_vain or time.monotonic()) if self.wanted else None
+
+    def patient(self) -> bool:
+        """Whether it is worth staying for what waits, where there is nothing else to do."""
+        return self.wanted and (self.in_vain is None or time.monotonic() < self.in_vain + PATIENCE_SECONDS)
 
     def canary(self, *, flying: bool) -> Flight | None:
         """The next canary if it is time for one.
@@ -140,9 +151,11 @@ class Caretaker:
 
     def leave(self) -> None:
         """No more canaries of this instance."""
-        if self.instance:
+        canary, before = self._reference.canary, self.instance
+        if canary is not None:
+            canary.renew()
             with contextlib.suppress(RedisError):
-                self._answer(self.instance, over=1)
+                self._answer(before, over=1)
 
     def _answer(self, instance: str, **said: int) -> None:
         self.freed += self._vouching.answer(instance, **said)

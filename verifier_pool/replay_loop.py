@@ -120,7 +120,7 @@ class ReplayLoop(ReplayEndings):
                     continue
                 if not self._flying and (self._stop.is_set() or (burst and self._nothing_left())):
                     self._care.look(burst=burst)
-                    if not self._care.wanted:
+                    if not self._care.patient():
                         if not burst:
                             self._care.leave()
                         return done + self._care.freed

@@ -17,8 +17,8 @@ from policies.settings import Settings
 from tests.verifier_pool import rig
 from tests.verifier_pool.audits import declared, judged, ready
 from tests.verifier_pool.sick import Sick, SickSecond
-from tests.verifier_pool.toy import ToyReference, answer
-from verifier_pool import context, jobs
+from tests.verifier_pool.toy import ToyReference, answer, failing
+from verifier_pool import caretaker, context, jobs
 from verifier_pool.packing import pack_outcomes, stamp_of
 from verifier_pool.queue import verdict_key
 from verifier_pool.reference import canary
@@ -267,6 +267,28 @@ def test_a_second_reference_confirms_only_if_it_is_sound_too(redis: Redis, rules
     assert "distance" in verification["second_reference"]["unchecked"]
     assert "distance" not in found.outcomes
     assert redis.hget(CANARIES, "toy:second:unsound") == b"1"
+
+
+@pytest.mark.parametrize("burst", [True, False])
+def test_a_worker_that_ends_waits_no_longer_than_it_must(
+    redis: Redis, rules: Settings, burst: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caretaker, "PATIENCE_SECONDS", 0.3)
+    evidence = cheating()
+    reference = Sick()
+    pool = waiting(redis, rules, reference, evidence)
+    reference.trouble = failing("timeout")
+    loop = pool.replaying[0]
+    if not burst:
+        loop._stop.set()
+    began = time.monotonic()
+    loop.serve(burst=burst)
+    assert time.monotonic() - began < 10
+    assert reference.canaries > 0
+    assert not context.current().store.decided(evidence.id)
+    reference.trouble = None
+    ready(redis, rules, reference).serve(burst=True)
+    assert rig.verdict_of(redis, evidence.id, 0.1)["verdict"] == "reject"
 
 
 def test_an_outcome_that_was_judged_is_forgotten_and_no_later_one(redis: Redis, rules: Settings) -> None:
