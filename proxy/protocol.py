@@ -54,6 +54,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._be_patient(False)
+        # Uvicorn forgets this one after a reset, and with it keeps everything of the connection until it rings.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -14,6 +14,7 @@ VOCABULARY = 32_000
 TOP = 20
 SEED = 2025
 PROMPT_IDS = tuple(range(100, 132))
+_HEAD = {"id": "chatcmpl-scripted", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": MODEL}
 _PACE = re.compile(rb"\[pace ([0-9.]+)/([0-9.]+) ms\]")
 
 
@@ -85,6 +86,22 @@ class Script:
         usage = {"prompt_tokens": len(PROMPT_IDS), "total_tokens": count, "completion_tokens": ask.tokens}
         return (_frame([], usage=usage) if ask.usage else b"") + b"data: [DONE]\n\n"
 
+    def whole(self, ask: Ask) -> bytes:
+        """The same answer to a request that does not stream: a JSON body."""
+        count = len(PROMPT_IDS) + ask.tokens
+        claims = [self._claim(index)["content"][0] for index in range(ask.tokens)] if ask.evidence else None
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": self.text(ask.tokens)},
+            "logprobs": None if claims is None else {"content": claims},
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": [self._ids[index][0] for index in range(ask.tokens)] if ask.evidence else None,
+        }
+        usage = {"prompt_tokens": len(PROMPT_IDS), "total_tokens": count, "completion_tokens": ask.tokens}
+        more = {"usage": usage, "prompt_token_ids": list(PROMPT_IDS) if ask.evidence else None}
+        return orjson.dumps({**_HEAD, "object": "chat.completion", "choices": [choice], **more})
+
     def _build(self, index: int, evidence: bool, last: bool) -> bytes:
         choice: dict[str, Any] = {
             "index": 0,
@@ -116,5 +133,4 @@ def _entry(token: str, logprob: float) -> dict[str, Any]:
 
 
 def _frame(choices: list[dict[str, Any]], **more: Any) -> bytes:
-    head = {"id": "chatcmpl-scripted", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": MODEL}
-    return b"data: " + orjson.dumps({**head, "choices": choices, **more}) + b"\n\n"
+    return b"data: " + orjson.dumps({**_HEAD, "choices": choices, **more}) + b"\n\n"
