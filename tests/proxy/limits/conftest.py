@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import redis
+import yaml
 
 from policies.settings import LimitSettings, StoredKey, hash_key
 from tests.proxy.conftest import CHAT
@@ -68,6 +73,24 @@ class Door:
                 return use
             assert time.monotonic() < deadline, (use, counts)
             time.sleep(0.01)
+
+
+@contextmanager
+def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`countersign serve` as a process: its address ('' where it ended before it listened) and itself."""
+    config = folder / "countersign.yaml"
+    config.write_text(yaml.safe_dump(settings | {"port": 0}))
+    command = [sys.executable, "-c", "import countersign, sys; sys.exit(countersign.main())", "serve"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
+    process = subprocess.Popen([*command, "--config", str(config)], stderr=subprocess.PIPE, text=True, env=environ)
+    assert process.stderr is not None
+    try:
+        listening = next((line for line in process.stderr if '"listening"' in line), "")
+        yield (yaml.safe_load(listening)["url"] if listening else "", process)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import cast
 
 import httpx
@@ -16,7 +17,7 @@ import pytest
 from policies.settings import hash_key
 from proxy import log
 from tests.proxy.conftest import CHAT, Rig
-from tests.proxy.limits.conftest import Door
+from tests.proxy.limits.conftest import Door, serving
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
 from tests.support.running import RunningProxy, settings_for
@@ -152,6 +153,19 @@ def test_the_first_key_ends_this_machines_privilege(make_door: Callable[..., Doo
         assert door.ask("anything").status_code == 401
         door.redis.flushall()  # what Redis forgets opens nothing
         time.sleep(1.2)
+
+
+def test_other_machines_are_served_once_there_is_a_key(door: Door, valkey: Valkey, tmp_path: Path) -> None:
+    settings = {"host": "0.0.0.0", "redis_url": valkey.url}
+    with serving(tmp_path, settings) as (url, process):
+        assert (url, process.wait(10)) == ("", 3)
+    key = door.key()
+    with serving(tmp_path, settings) as (url, _):
+        here = url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{here}/v1/models").status_code == 401
+        assert httpx.get(f"{here}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    with serving(tmp_path, settings | {"redis_url": "redis://127.0.0.1:1"}) as (url, process):
+        assert (url, process.wait(10)) == ("", 3)
 
 
 def test_keys_over_http(door: Door) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,10 +14,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
-import yaml
 
 from tests.proxy.conftest import CHAT
-from tests.proxy.limits.conftest import Door
+from tests.proxy.limits.conftest import Door, serving
 from tests.support import wire
 from tests.support.fake_backend import PeerCloses
 from tests.support.valkey import Valkey
@@ -114,31 +110,18 @@ def test_those_that_leave_give_back_what_they_held(make_door: Callable[..., Door
 def test_a_killed_proxy_holds_nothing_for_ever(door: Door, valkey: Valkey, tmp_path: Path) -> None:
     key = door.key(tokens=1000, concurrency=1)
     settings = door.proxies[0].services.settings.model_dump(mode="json", exclude_none=True)
-    config = tmp_path / "countersign.yaml"
-    config.write_text(yaml.safe_dump(settings | {"port": 0, "redis_url": valkey.url}))
-    command = [sys.executable, "-c", "import countersign, sys; sys.exit(countersign.main())", "serve"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERSIGN_")}
-    process = subprocess.Popen([*command, "--config", str(config)], stderr=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if '"listening"' in line)
-        url = yaml.safe_load(line)["url"]
-        door.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), wire.chunk(wire.CONTENT[0]), PeerCloses()]
-        body = CHAT | {"stream": True, "max_tokens": COST}
-        headers = {"authorization": f"Bearer {key}"}
-        with (
-            httpx.Client(base_url=url, timeout=10) as client,
-            client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as got,
-        ):
-            pieces = got.iter_bytes()
-            next(pieces)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    finally:
-        process.kill()
+    door.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), wire.chunk(wire.CONTENT[0]), PeerCloses()]
+    body = CHAT | {"stream": True, "max_tokens": COST}
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        serving(tmp_path, settings | {"redis_url": valkey.url}) as (url, process),
+        httpx.Client(base_url=url, timeout=10) as client,
+        client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as got,
+    ):
+        pieces = got.iter_bytes()
+        next(pieces)
+        process.send_signal(signal.SIGKILL)
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
     held = door.use(key).held
     assert held > COST
     assert door.ask(key, max_tokens=10).status_code == 429
