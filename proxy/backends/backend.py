@@ -151,7 +151,7 @@ class Backend:
     def leave(self, entry: Entry) -> None:
         """A request is over."""
         self.outstanding -= 1
-        self.breaker.left(entry)
+        self.breaker.left(entry, self._clock())
         if entry.probe:
             self.changed()
         self.freed(self)

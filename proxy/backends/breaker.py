@@ -35,7 +35,7 @@ class Entry:
 @dataclass(slots=True)
 class Breaker:
     """Closed → open after `rules.failures` failures in a row → half-open: one request tries → closed, or open for twice
-    as long.
+    as long. When the one that tries hears nothing for `rules.longest` seconds, another one may, too.
 
     What requests of an earlier epoch have to say is no news: the breaker has opened since they were let in. An answer
     that begins closes the breaker, so that nobody waits for its end, but only one that ends well takes back what speaks
@@ -46,7 +46,7 @@ class Breaker:
         chance: a random number in [0, 1), so that several proxies do not try at the same moment.
         failures: in a row.
         opened: openings in a row, without an answer that ended well.
-        until: when it may be tried, on the clock of the times given.
+        until: when it may be tried (again), on the clock of the times given.
         kind: the failure that opened it last.
     """
 
@@ -59,13 +59,10 @@ class Breaker:
     kind: Failure | None = None
     epoch: int = 0
     _answers: int = 0
-    _probing: bool = False
 
     def admits(self, now: float) -> bool:
         """Whether a request may be sent: when closed, and when it is time that one tries."""
-        if self.state == "closed":
-            return True
-        return now >= self.until and not self._probing
+        return self.state == "closed" or now >= self.until
 
     @property
     def reached(self) -> bool:
@@ -76,7 +73,7 @@ class Breaker:
         """A request is sent. One that is not admitted is sent for want of anybody else."""
         if self.state == "closed" or not self.admits(now):
             return Entry(self.epoch, self._answers)
-        self.state, self._probing = "half_open", True
+        self.state, self.until = "half_open", now + self.rules.longest
         self.epoch += 1
         return Entry(self.epoch, self._answers, probe=True)
 
@@ -84,7 +81,7 @@ class Breaker:
         """The answer began. Returns whether the state changed."""
         if entry.epoch != self.epoch or self.state == "closed":
             return False
-        self.state, self._probing = "closed", False
+        self.state = "closed"
         self.failures = self.rules.failures - 1
         return True
 
@@ -94,7 +91,7 @@ class Breaker:
         if entry.epoch != self.epoch:
             return False
         changed = self.state != "closed"
-        self.state, self._probing = "closed", False
+        self.state = "closed"
         self.failures = self.opened = 0
         return changed
 
@@ -113,13 +110,13 @@ class Breaker:
         self._open(kind, now)
         return True
 
-    def left(self, entry: Entry) -> None:
-        """The request is over and said nothing about the backend: another one may try."""
+    def left(self, entry: Entry, now: float) -> None:
+        """The request is over, and whatever it had to say was said: if that was nothing, another one may try."""
         if entry.probe and entry.epoch == self.epoch and self.state == "half_open":
-            self._probing = False
+            self.until = now
 
     def _open(self, kind: Failure, now: float) -> None:
-        self.state, self._probing, self.kind = "open", False, kind
+        self.state, self.kind = "open", kind
         self.opened += 1
         self.epoch += 1
         grown = self.rules.open_seconds * 2.0 ** min(self.opened - 1, _MOST_DOUBLINGS)
