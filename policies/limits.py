@@ -10,6 +10,8 @@ IMAGE_TOKENS = 4096
 """Tokens that an image takes at most, where the model's length does not say."""
 
 
+ASSUMED_LENGTH = 131_072
+"""Tokens of a prompt and its answer where the model's length is not declared."""
 MOST_TOKENS = 10**9
 """Tokens that one request is ever charged for."""
 
@@ -22,15 +24,16 @@ class Cost:
         likely: as its text usually comes out, with answers as long as they are allowed to be.
         most: what it can take at the very most.
         least: its prompt alone, as it usually comes out.
-        open: the client set no length for the answers. `likely` and `most` then come from the model's own length, and
-            are None where that is not known either.
+        open: the client set no length for the answers; `likely` and `most` then come from the model's own length.
+        known: `most` is certain; it is not where that length is not declared, and neither is the answers'.
         cap: what no answer can make of it, whatever a backend bills.
     """
 
-    likely: int | None
-    most: int | None
+    likely: int
+    most: int
     least: int
     open: bool = False
+    known: bool = True
     cap: int = MOST_TOKENS
 
     def taken(self, prompt: int | None, answer: int | None) -> int:
@@ -69,7 +72,8 @@ def cost(
         least, longest = min(least, prompts * context), min(longest, prompts * context)
         answer = context if answer is None else min(answer, context)
     if answer is None:
-        return Cost(None, None, least, open=True)
+        assumed = prompts * n * ASSUMED_LENGTH
+        return Cost(least + assumed, longest + assumed, least, open=True, known=False)
     answers = prompts * n * max(answer, 0)
     if context is None:
         return Cost(least + answers, longest + answers, least)

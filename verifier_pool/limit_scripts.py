@@ -99,7 +99,8 @@ end
 _ADMIT = """
 local rpm, tpm, most_at_once, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local every, lease, lease_ms = ARGV[5], ARGV[6], tonumber(ARGV[7])
-local likely, most, least, open = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11] == '1'
+local likely, most, least = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local open, known = ARGV[11] == '1', ARGV[12] == '1'
 local refused, wait = '', 0
 local requests, requests_used, tokens, tokens_used = {}, 0, {}, 0
 local token_cost, budget_cost, budget_left, ends = 0, 0, 0, -1
@@ -127,8 +128,7 @@ if budget > 0 then
   local used = spent(label)
   local held = tonumber(redis.call('HGET', KEYS[1], 'h') or '0')
   budget_left = budget - used - held
-  budget_cost = most
-  if most < 0 then budget_cost = math.max(least, budget_left, 1) end
+  budget_cost = known and most or math.max(least, math.min(most, budget_left), 1)
   if used + budget_cost > budget then
     refuse('quota', ends < 0 and -1 or ends - now)
   elseif budget_cost > budget_left or budget_left <= 0 then
@@ -140,8 +140,7 @@ if tpm > 0 then
   token_cost = likely
   local left = tpm - tokens_used
   if open then
-    token_cost = math.max(least, likely < 0 and left or math.min(likely, left))
-    if token_cost < 1 then token_cost = 1 end
+    token_cost = math.max(least, math.min(likely, left), 1)
   end
   if token_cost > left then
     refuse(token_cost > tpm and 'size' or 'tokens', until_fits(tokens, tokens_used, tpm, token_cost))
@@ -232,8 +231,8 @@ ADMIT = CLOCK + _COMMON + _ADMIT
 """Lua: let a request in, and reserve what it may take, or say why not; one step for all limits.
 
 KEYS: `limit`, `leases`, `spent`. ARGV: requests and tokens per minute, requests at once, budget (0 is none each), its
-period, id of the request, ms of its lease; tokens as `policies.limits.Cost` has them: likely, most (−1 is unknown),
-least, and 1 where it is open.
+period, id of the request, ms of its lease; as `policies.limits.Cost` has them: tokens that are likely, at most and at
+least, and 1 where it is open, and where it is known.
 
 Answers: why it is refused ('' where it is not: `quota`, `held`, `size`, `tokens`, `concurrency`, `requests`), ms until
 it may come again (−1 is never); requests left and ms until none counts any more, the same of tokens; the budget left

@@ -185,5 +185,6 @@ class Limiter:
 def _asked(limits: LimitSettings, lease: str, cost: Cost) -> list[str | int]:
     """ARGV of `ADMIT`."""
     numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency, limits.tokens)
-    tokens = [-1 if tokens is None else tokens for tokens in (cost.likely, cost.most, cost.least)]
-    return [*(each or 0 for each in numbers), limits.every, lease, int(LEASE * 1000), *tokens, int(cost.open)]
+    tokens = (cost.likely, cost.most, cost.least)
+    flags = (int(cost.open), int(cost.known))
+    return [*(each or 0 for each in numbers), limits.every, lease, int(LEASE * 1000), *tokens, *flags]

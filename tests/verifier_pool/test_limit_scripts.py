@@ -68,10 +68,12 @@ class Key:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.redis.eval(at(script, self.now), 3, *NAMES, *arguments)
 
-    def admit(self, cost: int = 0, *, most: int | None = None, least: int = 0, open: bool = False) -> Said:
+    def admit(
+        self, cost: int = 0, *, most: int | None = None, least: int = 0, open: bool = False, known: bool = True
+    ) -> Said:
         self.leases += 1
         limits = (self.rpm, self.tpm, self.concurrency, self.tokens, self.every)
-        tokens = (cost, cost if most is None else most, least, int(open))
+        tokens = (cost, cost if most is None else most, least, int(open), int(known))
         refused, *numbers = self.run(ADMIT, *limits, f"l{self.leases}", MINUTE, *tokens)
         said = Said(refused.decode(), *numbers)
         if not said.refused:
@@ -234,16 +236,19 @@ def test_what_is_held_is_no_empty_budget(store: redis.Redis) -> None:
 
 def test_an_answer_of_any_length_takes_what_is_left(store: redis.Redis) -> None:
     key = Key(store, tpm=100, tokens=1000)
-    said = key.admit(-1, least=10, open=True)
+    said = key.admit(5000, least=10, open=True, known=False)
     assert (said.refused, said.tokens_cost, said.budget_cost) == ("", 100, 1000)
     assert key.admit(1).refused == "held"
     key.settle(0, 30)
     said = key.admit(5000, most=500, least=10, open=True)
     assert (said.refused, said.tokens_cost, said.budget_cost) == ("", 70, 500)
-    assert key.admit(-1, least=10, open=True).refused == "tokens"
+    assert key.admit(5000, most=100, least=10, open=True).refused == "tokens"
     key.settle(1, 0)
-    assert key.admit(-1, most=900, least=80, open=True).refused == "tokens"
-    assert key.admit(-1, most=900, least=101, open=True).refused == "size"
+    assert key.admit(5000, most=900, least=80, open=True).refused == "tokens"
+    assert key.admit(5000, most=900, least=101, open=True).refused == "size"
+    assert key.admit(5000, most=5000, least=10, open=True).refused == "quota"
+    said = key.admit(60, most=400, least=10, open=True, known=False)
+    assert (said.refused, said.tokens_cost, said.budget_cost) == ("", 60, 400)
 
 
 @MANY
@@ -289,7 +294,7 @@ def test_nothing_stays_for_ever(store: redis.Redis) -> None:
 
 def test_time_is_redis_own(store: redis.Redis) -> None:
     limits = (1, 0, 0, 0, "day")
-    answer = cast("list[Any]", store.eval(ADMIT, 3, *NAMES, *limits, "l", MINUTE, 0, 0, 0, 0))
+    answer = cast("list[Any]", store.eval(ADMIT, 3, *NAMES, *limits, "l", MINUTE, 0, 0, 0, 0, 1))
     assert abs(answer[-1] - time.time() * 1000) < 5000
 
 
