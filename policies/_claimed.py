@@ -17,8 +17,13 @@ ORDER_ROUNDING = 1e-6
 """Nats by which a listed alternative may exceed the one before it."""
 
 
-def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Finding], float | None]:
-    """Broken rules, and the largest excess of a position's listed probability over 1 (None without a claim)."""
+def claim_findings(
+    evidence: Evidence, vocab_size: int | None, stops: frozenset[int] | None
+) -> tuple[list[Finding], float | None]:
+    """Broken rules, and the largest excess of a position's listed probability over 1 (None without a claim).
+
+    `stops` are all ids that end this answer, None where they are not known.
+    """
     ids, logprobs, output = evidence.claim_ids, evidence.claim_logprobs, evidence.output_ids
     if ids.ndim != 2 or ids.shape != logprobs.shape:
         return [withheld("bad_logprobs", "claimed ids and logprobs differ in shape")], None
@@ -52,7 +57,7 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
             findings.append(withheld("masked_without_grammar", text))
         elif bool(masked[:, 0].any()):
             text = "a token is masked (−9999) and was sampled all the same"
-            blank = _maybe_blank(evidence.sampling, ids, listed & ~masked)
+            blank = _maybe_blank(evidence.sampling, ids, listed & ~masked, stops)
             findings.append((undecided if blank[masked[:, 0]].all() else withheld)("sampled_masked", text))
 
     expected = TOP_LOGPROBS if vocab_size is None else min(TOP_LOGPROBS, vocab_size)
@@ -74,12 +79,16 @@ def claim_findings(evidence: Evidence, vocab_size: int | None) -> tuple[list[Fin
     return findings, excess
 
 
-def _maybe_blank(sampling: Sampling, ids: Ids, unmasked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _maybe_blank(
+    sampling: Sampling, ids: Ids, unmasked: NDArray[np.bool_], stops: frozenset[int] | None
+) -> NDArray[np.bool_]:
     """Rows in which the request's other masks may forbid whatever the grammar allows; there vLLM emits what it likes.
 
     A row with a masked entry lists all that its grammar allows.
     """
-    blank = np.full(len(ids), bool(sampling.bad_words)) | (np.arange(len(ids)) < sampling.min_tokens)
+    blank = np.full(len(ids), bool(sampling.bad_words))
+    going_on = np.zeros(len(ids), bool) if stops is None else (unmasked & ~np.isin(ids, list(stops))).any(axis=1)
+    blank |= ~going_on & (np.arange(len(ids)) < sampling.min_tokens)
     if sampling.allowed_token_ids:
         blank |= ~(unmasked & np.isin(ids, list(sampling.allowed_token_ids))).any(axis=1)
     return blank

@@ -151,7 +151,9 @@ def _variants(evidence: Evidence, asked: Asked, stops: frozenset[int], known: bo
     spaced = asked.spaces_between_special_tokens not in _OFF
     ends = int(ids[-1]) in stops and len(ids) > sampling.min_tokens and evidence.finish_reason != "length"
     cuts = [ids[:-1]] if ends and not sampling.include_stop_str_in_output else [ids]
-    if not known and not ends:
+    # Where a grammar leaves nothing but what `min_tokens` forbids, a stop token may come all the same.
+    blank = sampling.grammar and int(ids[-1]) in stops and len(ids) <= sampling.min_tokens
+    if not ends and (blank or not known):
         cuts.append(ids[:-1])
     # Parsers ask for the special tokens they look for.
     skips = [skip, False] if skip and evidence.endpoint == "chat" else [skip]

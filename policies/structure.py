@@ -110,7 +110,8 @@ def check(
     findings = [withheld(code, _FAULT_WORDS.get(code, "")) for code in faults if code in WITHHELD_FAULTS]
     excess: float | None = None
     if not unreadable:
-        claimed, excess = claim_findings(evidence, vocab_size)
+        stops = _stops(evidence, eos)
+        claimed, excess = claim_findings(evidence, vocab_size, stops.ids if stops.known else None)
         findings += claimed
     media = asked_with_media(evidence)
     findings += _id_findings(evidence, vocab_size, media=media)

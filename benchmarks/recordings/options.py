@@ -118,6 +118,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "text-format": {"messages": CLOCKS, "response_format": {"type": "text"}},
     "regex": {"messages": PHONE, "structured_outputs": NUMBER},
     "regex-stop": {"messages": PHONE, "structured_outputs": NUMBER, "stop": ["-"]},
+    "regex-min": {"messages": PHONE, "structured_outputs": NUMBER, "stop_token_ids": [30], "min_tokens": 12},
     "regex-ignore-eos": {"messages": PHONE, "structured_outputs": NUMBER, "ignore_eos": True},
     "regex-bias": {"messages": PHONE, "structured_outputs": NUMBER, "logit_bias": {"33": 5}, "presence_penalty": 0.5},
     "regex-top-p": {"messages": PHONE, "structured_outputs": NUMBER, "top_p": 0.8, "top_k": 9},

@@ -258,3 +258,14 @@ def test_nothing_is_compared_without_request_or_ids_or_with_echo() -> None:
         answer(ids, "x", faults=("bad_ids",)),
     ):
         assert check(evidence, spelling) == Delivered()
+
+
+def test_a_stop_token_that_a_grammar_leaves_alone_ends_an_answer_before_its_time() -> None:
+    spelling = byte_level()
+    ids = spelled(spelling, "yes.", end=False)
+    stop = frozenset({ids[-1]})
+    shown_text = shown(spelling, ids[:-1])
+    for grammar, honest in ((True, True), (False, False)):
+        evidence = answer(ids, shown_text, sampling={"min_tokens": 9, "grammar": grammar})
+        found = _delivered.check(evidence, spelling, stop, known=True)
+        assert (found == Delivered(compared=True)) is honest

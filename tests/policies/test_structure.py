@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from policies import structure
+from policies._claimed import claim_findings
 from policies.checks import Check, Result
 from policies.evidence import EXCUSED_FAULTS, MASKED, WITHHELD_FAULTS, Evidence, Sampling, Usage
 from tests.policies import recorded
@@ -179,17 +180,24 @@ def test_masked_entries_are_fine_under_a_grammar_unless_sampled() -> None:
 @pytest.mark.parametrize(
     ("asked", "honest"),
     [
-        ({"min_tokens": 4}, True),
-        ({"min_tokens": 3}, False),
+        ({"min_tokens": 4, "stop_token_ids": tuple(ANSWER.claim_ids[3, 1:].tolist())}, True),
+        ({"min_tokens": 4, "stop_token_ids": tuple(ANSWER.claim_ids[3, 2:].tolist())}, False),
+        ({"min_tokens": 3, "stop_token_ids": tuple(ANSWER.claim_ids[3, 1:].tolist())}, False),
         ({"bad_words": ("x",)}, True),
         ({"allowed_token_ids": (1_000_000,)}, True),
         ({"allowed_token_ids": (int(ANSWER.claim_ids[3, 1]),)}, False),
     ],
 )
 def test_a_masked_token_is_sampled_where_nothing_is_left(asked: dict[str, Any], honest: bool) -> None:
-    found = checked(ANSWER, **claim(3, 0, logprob=MASKED), sampling=sampling(ANSWER, grammar=True, **asked))
-    assert "sampled_masked" in found.reason
+    masked = dataclasses.replace(
+        ANSWER, **claim(3, 0, logprob=MASKED), sampling=sampling(ANSWER, grammar=True, **asked)
+    )
+    stops = frozenset(masked.sampling.stop_token_ids)
+    (found,), _ = claim_findings(masked, None, stops)
+    assert found.code == "sampled_masked"
     assert (found.result is Result.WITHHELD) is not honest
+    if asked.keys() == {"min_tokens"}:
+        assert claim_findings(masked, None, None)[0][0].result is Result.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ OPEN = {
     ("chat", "think-budget-json"): {"selection": "not_replayed"},
     # Everything was masked, by the grammar or by `min_tokens`: there vLLM emits what it likes.
     ("chat", "choice-min"): {"selection": "undecided", "structure": "finish_undecided"},
+    ("chat", "regex-min"): {"structure": "finish_undecided"},
 }
 """Requests that leave a check open, by themselves."""
 MASKED_ONES = {
