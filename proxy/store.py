@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 import orjson
@@ -15,8 +15,9 @@ from redis.asyncio.client import PubSub
 from redis.commands.core import AsyncScript
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from policies.errors import StoreUnavailable
+from policies.errors import NotFound, StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
+from policies.verification import pending
 from proxy.generation import Generation
 from proxy.lanes import Lanes
 from proxy.metrics import Metrics
@@ -154,12 +155,11 @@ class Store:
 
         Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
         """
-        async with self._asking_aside():
-            async with self._redis.pipeline(transaction=True) as pipeline:
-                for script, keys, arguments in calls:
-                    await script(keys=list(keys), args=list(arguments), client=pipeline)
-                pipeline.set(*mark, ex=3600)
-                answers = await pipeline.execute(raise_on_error=False)
+        async with self._asking_aside(), self._redis.pipeline(transaction=True) as pipeline:
+            for script, keys, arguments in calls:
+                await script(keys=list(keys), args=list(arguments), client=pipeline)
+            pipeline.set(*mark, ex=3600)
+            answers = await pipeline.execute(raise_on_error=False)
         if failed := [each for each in answers if isinstance(each, Exception)]:
             logger.error("redis refuses", extra={"count": len(failed), "error": type(failed[0]).__name__})
 
@@ -186,11 +186,51 @@ class Store:
         async with self._asking_aside():
             return cast("bytes | None", await self._redis.hget(KEYS, name))
 
-    async def wait(
-        self, id: str, seconds: float, *, through_drain: bool = True, through_outage: bool = False
+    async def wait(self, id: str, seconds: float) -> dict[str, Any] | None:
+        """The verification as soon as there is one, None when the time is over. Raises StoreUnavailable."""
+
+        async def look() -> dict[str, Any] | None:
+            return await self.verification(id)
+
+        return await self._wait(id, seconds, look)
+
+    async def told(self, id: str, owner: str, seconds: float) -> dict[str, Any]:
+        """What an owner may know of a generation: its verification as soon as there is one, or when the time is over,
+        or the proxy drains, that it is pending. Waits through outages.
+
+        Raises:
+            NotFound: the owner has no such generation.
+            StoreUnavailable: an outage outlasts the time.
+        """
+        asked: dict[str, Any] | None = None
+
+        async def look() -> dict[str, Any] | None:
+            nonlocal asked
+            found = await self.verification(id)
+            if found is None and asked is None:
+                asked = await self.intent(id)
+                found = await self.verification(id) if asked is None else None  # decided between the two looks
+            known = found or asked
+            if known is None or known.get("owner") != owner:
+                raise NotFound("there is no such verification")
+            return found
+
+        found = await self._wait(id, seconds, look, patient=True)
+        if found is not None:
+            return found
+        assert asked is not None
+        return pending(asked)
+
+    async def _wait(
+        self,
+        id: str,
+        seconds: float,
+        look: Callable[[], Awaitable[dict[str, Any] | None]],
+        *,
+        patient: bool = False,
     ) -> dict[str, Any] | None:
-        """The verification as soon as there is one; None when the time is over, or the proxy drains and the
-        caller does not want to wait through that. Raises StoreUnavailable, at the end where it waits through outages.
+        """What `look` finds as soon as it finds something, None when the time is over; looks whenever there is news of
+        the verdict. Whoever is `patient` waits through outages, and not through a drain, in which he can ask others.
         """
         deadline = time.monotonic() + seconds
         woken = asyncio.Event()
@@ -199,17 +239,19 @@ class Store:
         try:
             while True:
                 woken.clear()
+                pause = _POLL
                 try:
-                    if (found := await self.verification(id)) is not None:
+                    if (found := await look()) is not None:
                         return found
                 except StoreUnavailable:
-                    if not through_outage or time.monotonic() >= deadline:
+                    if not patient or self._draining() or time.monotonic() >= deadline:
                         raise
+                    pause = _POLL / 4
                 left = deadline - time.monotonic()
-                if left <= 0 or (self._draining() and not through_drain):
+                if pause == _POLL and (left <= 0 or (patient and self._draining())):
                     return None
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, _POLL)):
+                    async with asyncio.timeout(max(0.0, min(left, pause))):
                         await woken.wait()
         finally:
             waiting.discard(woken)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from policies.errors import AuthenticationFailed, BackendUnavailable, KeysUnavailable, NotFound, StoreUnavailable
-from policies.verification import pending, public
+from policies.errors import AuthenticationFailed, BackendUnavailable, KeysUnavailable, NotFound
+from policies.verification import public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
 from proxy.services import Services, header_map
@@ -65,30 +64,7 @@ async def verification(
     `wait` is how many seconds to wait for the verdict; without one by then the status is `pending`. An outage of Redis
     that is over by then is waited for, too.
     """
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            found, owned = await _look(services, id)
-            break
-        except StoreUnavailable:
-            if time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(0.25)
-    if owned is None or owned.get("owner") != client.owner:
-        raise NotFound("there is no such verification")
-    left = deadline - time.monotonic()
-    if found is None and left > 0:
-        found = await services.store.wait(id, left, through_drain=False, through_outage=True)
-    return public(found if found is not None else pending(owned))
-
-
-async def _look(services: Services, id: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The verification, if there is one, and what says whose it is. Raises StoreUnavailable."""
-    found = await services.store.verification(id)
-    owned = found or await services.store.intent(id)
-    if owned is None:
-        found = owned = await services.store.verification(id)  # decided between the two looks
-    return found, owned
+    return public(await services.store.told(id, client.owner, wait))
 
 
 @router.get("/healthz")
