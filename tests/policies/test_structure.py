@@ -196,8 +196,6 @@ def test_a_masked_token_is_sampled_where_nothing_is_left(asked: dict[str, Any], 
     (found,), _ = claim_findings(masked, None, stops)
     assert found.code == "sampled_masked"
     assert (found.result is Result.WITHHELD) is not honest
-    if asked.keys() == {"min_tokens"}:
-        assert claim_findings(masked, None, None)[0][0].result is Result.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,7 @@ def test_backend_gets_its_own_name_for_the_model() -> None:
         {"tools": [{}], "tool_choice": "required"},
         {"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"tools": [{"function": {"name": "f", "strict": True}}]},
+        {"tools": [{}], "parallel_tool_calls": False},
     ],
 )
 def test_grammar(fields: dict[str, Any]) -> None:
@@ -299,10 +300,36 @@ def test_grammar(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"response_format": {"type": "text"}}, {"tools": [{}], "tool_choice": "auto"}, {"structured_outputs": None}],
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"tools": [{}], "tool_choice": "auto"},
+        {"tools": [{}], "parallel_tool_calls": True},
+        {"tools": [{"function": {"name": "f", "strict": True}}], "tool_choice": "none"},
+        {"tools": [], "parallel_tool_calls": False},
+        {"parallel_tool_calls": False},
+        {"structured_outputs": None},
+    ],
 )
 def test_no_grammar(fields: dict[str, Any]) -> None:
     assert not prepared(**fields).sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("declared", "fields", "grammar"),
+    [
+        ("tools", {}, False),
+        ("tools", {"tools": [{}]}, True),
+        ("tools", {"tools": [{}], "tool_choice": "none"}, True),
+        ("always", {}, True),
+    ],
+)
+def test_grammars_that_servers_bind_of_themselves(declared: str, fields: dict[str, Any], grammar: bool) -> None:
+    body = json.dumps({"model": "m", "messages": [], **fields}).encode()
+    result = prepare(Body.read("chat", body), model(grammar=declared), BACKEND, seed=1)
+    assert result.sampling.grammar is grammar
+    text = json.dumps({"model": "m", "prompt": "x", **fields}).encode()
+    assert not prepare(Body.read("completions", text), model(grammar=declared), BACKEND, seed=1).sampling.grammar
 
 
 @pytest.mark.parametrize(
