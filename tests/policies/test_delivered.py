@@ -269,3 +269,30 @@ def test_a_stop_token_that_a_grammar_leaves_alone_ends_an_answer_before_its_time
         evidence = answer(ids, shown_text, sampling={"min_tokens": 9, "grammar": grammar})
         found = _delivered.check(evidence, spelling, stop, known=True)
         assert (found == Delivered(compared=True)) is honest
+
+
+@pytest.mark.parametrize(
+    ("text", "ids_text", "cut"),
+    [
+        ("the answer", "some words <think></think> the answer", True),
+        ("the answer", "some words</think>\n\nthe answer\n", True),
+        ("first", "first <b>second", True),
+        ("answer", "some words</think> the answer", False),
+        ("the ans", "some words</think> the answer", False),
+        ("the answer is 5", "some words</think> the answer", False),
+        ("words", "some words, and more", False),
+    ],
+)
+def test_a_text_that_begins_or_ends_at_a_tag_is_undecided(text: str, ids_text: str, cut: bool) -> None:
+    spelling = byte_level()
+    found = check(answer(spelled(spelling, ids_text), text), spelling)
+    assert codes(found) == (["text_undecided"] if cut else ["text_mismatch"])
+    plain = check(answer(spelled(spelling, ids_text), text, endpoint="completions"), spelling)
+    assert codes(plain) == ["text_mismatch"]
+
+
+def test_tags_without_end_are_read_in_time() -> None:
+    spelling = byte_level()
+    many = "<a>" * 20_000
+    evidence = answer(spelled(spelling, many + "x"), "<a>" * 10_000 + "y")
+    assert codes(check(evidence, spelling)) == ["text_mismatch"]
