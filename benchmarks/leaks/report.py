@@ -130,12 +130,12 @@ _COUNTS: Mapping[str, Any] = {
 
 def _memory(lines: Sequence[Line]) -> str:
     first = lines[0]
-    growth = slope(lines)
+    growth, samples = slope(lines), _samples(lines)
+    most = max((sample["rss"] for sample in samples), default=0)
+    trend = "too few samples for a slope" if growth is None else f"{round(growth, 2) + 0.0:+.2f} MiB a minute"
     said = [
-        f"Resident memory: {first['before']['rss'] / MIB:.0f} MiB before, "
-        f"{max((sample['rss'] for sample in _samples(lines)), default=0) / MIB:.0f} MiB at most, "
-        f"{first['after']['rss'] / MIB:.0f} MiB after; "
-        + ("too few samples for a slope." if growth is None else f"{growth:+.2f} MiB a minute after the first quarter.")
+        f"Resident memory: {first['before']['rss'] / MIB:.0f} MiB before, {most / MIB:.0f} MiB at most, "
+        f"{first['after']['rss'] / MIB:.0f} MiB after; from the first quarter on {trend}."
     ]
     if grown := first["grown"]:
         said.append(

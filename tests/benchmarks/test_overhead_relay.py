@@ -1,0 +1,149 @@
+"""The relay's benchmark: its arithmetic, its page, its arguments, and one burst through a real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.overhead import command as overhead
+from benchmarks.overhead.answer import Ask, paced
+from benchmarks.overhead.client import Timed
+from benchmarks.overhead.relay import command, report
+from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, Load
+from benchmarks.overhead.relay.measure import Bench, Burst, chunks_between
+from benchmarks.overhead.relay.stack import Cores, RelayStack
+from benchmarks.overhead.statistics import Figure
+from benchmarks.overhead.upstream import precise_loop
+from benchmarks.overhead.wire import Response
+
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "overhead" / "relay"
+METADATA: dict[str, Any] = {
+    "benchmark": "overhead --relay-only",
+    "command": report.COMMAND,
+    "started": "2026-01-01 00:00 UTC",
+    "seconds": 12.3,
+    "rounds": 7,
+    "load_before": 0.1,
+    "busy": False,
+    "chunk_bytes": 2600,
+    "cores": {"client": 0, "backend": 0, "store": 0, "gateway": 1},
+    "versions": {"countersign": "1"},
+    "machine": {"cpu": "Abacus", "cores": 2, "kernel": "6", "python": "3.11", "commit": "f" * 40, "modified": False},
+}
+
+
+def burst(arm: str, number: int, *, added: float = 0.0, chunk_us: float = 0.0, request_ms: float = 0.0) -> Burst:
+    """32 streams of 150 tokens whose costs are known."""
+    found = Burst(number, 32, arm, 32, chunks=4800)
+    found.first_ms = [20 + number + added + at / 100 for at in range(32)]
+    found.gaps_ms = [10.0 + added, 11.0 + added, 12.0 + added]
+    found.cpu_ms = 32 * request_ms + 4800 * chunk_us / 1000
+    found.window_chunks, found.window_cpu_ms = 3000, 3000 * chunk_us / 1000
+    found.resident_mib = 99.0
+    return found
+
+
+def bursts() -> list[Burst]:
+    rounds = range(1, 8)
+    direct = [burst("direct", number) for number in rounds]
+    return direct + [burst("proxy", number, added=1.5, chunk_us=80, request_ms=2) for number in rounds]
+
+
+def test_costs_of_chunks_and_requests_come_apart() -> None:
+    mine = bursts()[7:]
+    assert report.chunk_cost(mine) == Figure(80, 80, 80)
+    requests, whole, resident = report.request_cost(mine), report.whole_cost(mine), report.resident(mine)
+    assert requests is not None
+    assert requests.value == pytest.approx(2)
+    assert whole is not None
+    assert whole.value == pytest.approx(80 + 2000 / 150)
+    assert resident is not None
+    assert resident.value == 99
+    assert report.chunk_cost([Burst(1, 32, "proxy", 32)]) is None
+    assert report.request_cost([]) is None
+
+
+def test_the_page_shows_what_was_added() -> None:
+    page = report.text(METADATA, bursts())
+    assert "| Countersign | 32 | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) | 80 (80 to 80) | 0 of 224 |" in page
+    assert "| first token, p50 ms | 24.1" in page
+    assert "0 in 448 requests" in page
+    assert "Busy" not in page
+    assert "Too few" not in page
+
+
+def test_failures_and_doubts_are_on_the_page() -> None:
+    failed = burst("proxy", 8)
+    failed.errors = {"timeout": 3}
+    page = report.text(METADATA | {"busy": True, "rounds": 2}, [*bursts(), failed])
+    assert "* Countersign, 32 streams: timeout, 3 times" in page
+    assert "3 of 256" in page
+    assert "**Busy machine**" in page
+    assert "**Too few rounds to quote.**" in page
+
+
+def test_the_page_is_made_of_the_lines(tmp_path: Path) -> None:
+    page = report.write(METADATA, bursts(), tmp_path / "relay")
+    assert (tmp_path / "relay.md").read_text() == page == report.render(tmp_path / "relay")
+    assert command.main(["--relay-only", "--render", "--output", str(tmp_path / "relay")]) == 0
+
+
+@pytest.mark.skipif(not RESULT.with_suffix(".jsonl").exists(), reason="not measured yet")
+def test_the_committed_page_is_made_of_the_committed_lines() -> None:
+    text = report.text(*report.read(RESULT.with_suffix(".jsonl")))
+    assert text == RESULT.with_suffix(".md").read_text()
+    assert not re.search(r"/(work|tmp|home|root)/", text)
+
+
+def test_windows_lie_where_every_stream_flows() -> None:
+    for load in LOADS.values():
+        start, end = load.window
+        assert load.spread + FIRST_SECONDS < start < end < FIRST_SECONDS + load.tokens * load.interval
+    assert LOADS[1000].rate == 2000
+
+
+def test_chunks_between() -> None:
+    def timed(times: list[float]) -> Timed:
+        return Timed(0.0, Response(200, {}, "", np.array(times), times[-1], None))
+
+    answers = [timed([1, 2, 3]), timed([2.5, 3.5]), Timed(0.0, None, "timeout")]
+    assert chunks_between(answers, 2, 3) == 2
+
+
+def test_the_gateway_has_a_core_of_its_own() -> None:
+    assert Cores.of([0]) == Cores(0, 0, 0, 0)
+    assert Cores.of([0, 1]) == Cores(0, 0, 0, 1)
+    assert Cores.of([4, 5, 6, 7]) == Cores(6, 5, 4, 7)
+
+
+def test_a_pace_crosses_any_gateway() -> None:
+    ask = Ask.read(b'{"messages": [{"content": "tell %b"}]}' % paced(0.02, 0.5).encode(), 10)
+    assert ask.pace == (0.02, 0.5)
+    assert Ask.read(b"{}", 10).pace is None
+
+
+def test_arguments() -> None:
+    arguments = command.parser().parse_args(["--relay-only", "--streams", "1", "32", "--litellm", "/somewhere/litellm"])
+    assert command.command(arguments) == f"{report.COMMAND} --streams 1 32 --litellm litellm"
+    with pytest.raises(SystemExit):
+        overhead.main(["--relay-only", "--streams", "7"])
+    with pytest.raises(SystemExit):
+        overhead.main(["--relay-only", "--rounds", "0"])
+
+
+def test_a_burst_through_a_real_proxy() -> None:
+    load = Load(4, 8, 0.01, 0.02)
+    with RelayStack(8, None) as stack, asyncio.Runner(loop_factory=precise_loop) as runner:
+        bench = Bench(stack, [load], seed=1)
+        runner.run(bench.round(1))
+    assert {each.arm for each in bench.bursts} == {"direct", "proxy"}
+    for each in bench.bursts:
+        assert each.errors == {}
+        assert each.chunks == 32
+        assert all(first >= 20 for first in each.first_ms)
+        assert (each.cpu_ms > 0) == (each.arm == "proxy")
