@@ -175,15 +175,15 @@ def test_redis_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page(run: Run, store: KeyStore) -> None:
     """Its commands work, in their order; its settings are settings."""
-    shells = re.findall(r"^```\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for shell in shells for line in shell.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for kind, text in blocks if not kind for line in text.splitlines()]
     assert len(lines) > 5
     for line in lines:
         name, command, *arguments = shlex.split(line)
         assert (name, command) == ("countersign", "keys")
         assert run(*arguments)[0] == 0, line
     assert [key.name for key in store.all()[0]] == ["batch", "boss"]
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (text,) = (text for kind, text in blocks if kind == "yaml")
     settings = parse_settings(text, {})
     assert isinstance(settings, Settings)
     assert settings.keys[0].limits is not None

@@ -29,7 +29,7 @@ def _told(response: httpx.Response) -> dict[str, str]:
 def _error(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 429
     assert response.headers["content-type"] == "application/json"
-    (error,) = response.json().values()
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return dict(error)
 
