@@ -29,6 +29,7 @@ from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.replay_endings import ReplayEndings
 from verifier_pool.replays import queue_of
 from verifier_pool.stages import Stages
+from verifier_pool.troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ BATCH = 64
 """Jobs taken, or ended, at once: in between, the reference already computes what was taken, and gets more."""
 BATCH_BYTES = 8 * 1024 * 1024
 """Outcomes stored in one transaction, roughly: Redis serves nobody else while it runs."""
-TROUBLE_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before another job is tried on a reference that just failed; the last one repeats."""
 LAST_WORDS_SECONDS = 20.0
 """How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
 SLOWEST = 3
@@ -75,9 +74,7 @@ class ReplayLoop(ReplayEndings):
         self._landed: dict[Flight, None] = {}
         self._hand: list[str] = []
         self._alone = False
-        self._troubles = 0
-        self._not_before = 0.0
-        self._last_success = time.monotonic()
+        self._troubles = Troubles()
 
     def serve(self, burst: bool = False) -> int:
         """Work; returns how many jobs ended, or were queued for what a canary said.
@@ -167,7 +164,7 @@ class ReplayLoop(ReplayEndings):
 
     def _room(self) -> int:
         """How many jobs may be taken now."""
-        if time.monotonic() < self._not_before or (self._alone and (self._flying or self._care.wanted)):
+        if self._troubles.wait or (self._alone and self._flying):
             return 0
         if self._alone or self._troubles:
             return 0 if self._flying else 1
@@ -202,8 +199,8 @@ class ReplayLoop(ReplayEndings):
             return
         if self._flying:
             self._collect(self.poll)
-        elif time.monotonic() < self._not_before:
-            self._stop.wait(min(0.1, self._not_before - time.monotonic()))
+        elif self._troubles.wait:
+            self._stop.wait(min(0.1, self._troubles.wait))
         elif self._care.wanted:
             time.sleep(self.poll)
 
@@ -250,11 +247,7 @@ class ReplayLoop(ReplayEndings):
         self._flying.remove(flights)
         for flight in flights:
             self._landed.pop(flight, None)
-        if any(not flight.troubled and not flight.void for flight in flights):
-            self._troubles, self._not_before, self._last_success = 0, 0.0, time.monotonic()
-        elif any(flight.troubled for flight in flights) and time.monotonic() >= self._not_before:
-            self._not_before = time.monotonic() + TROUBLE_SECONDS[min(self._troubles, len(TROUBLE_SECONDS) - 1)]
-            self._troubles += 1
+        self._troubles.note(flights)
 
     # Sick references
 
@@ -285,7 +278,7 @@ class ReplayLoop(ReplayEndings):
         """
         moment, hangs = time.monotonic(), False
         for flight in self._flying:
-            stuck = moment - max(flight.began, self._last_success) > flight.patience
+            stuck = moment - max(flight.began, self._troubles.last_success) > flight.patience
             if flight.ended or not (stuck or moment - flight.began > SLOWEST * flight.patience):
                 continue
             logger.error("%s is over its time", "a canary" if flight.is_canary else f"job {flight.job.id}")
@@ -304,7 +297,7 @@ class ReplayLoop(ReplayEndings):
 
     def _nothing_left(self) -> bool:
         """Whether nothing waits or is due."""
-        if time.monotonic() < self._not_before:
+        if self._troubles.wait:
             return False
         self._release_due()
         return not self.queues[0].count

@@ -106,7 +106,7 @@ def test_a_receiver_that_answers_for_ever_is_cut() -> None:
     with listening(Receiver(endless)) as receiver:
         began = time.monotonic()
         assert delivery.post(receiver.url, {}, b"{}", allow_private=True, now=0).delivered
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < delivery.TIMEOUT_SECONDS
 
 
 def test_a_receiver_that_drips_its_headers_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_receiver_that_drips_its_headers_is_cut(monkeypatch: pytest.MonkeyPatc
     with listening(Receiver(drip)) as receiver:
         began = time.monotonic()
         assert delivery.post(receiver.url, {}, b"{}", allow_private=True, now=0).error == "timeout"
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4  # all of it takes five
 
 
 def test_nobody_listens() -> None:

@@ -210,7 +210,7 @@ def test_whoever_waits_is_woken(redis: Redis) -> None:
     timer.start()
     began = time.monotonic()
     assert queue.take(5, wait=10) == ["id"]
-    assert 0.1 < time.monotonic() - began < 2
+    assert 0.1 < time.monotonic() - began < 9
     timer.join()
     assert queue.take(5, wait=0.2) == []
 

@@ -99,10 +99,10 @@ def test_a_loop_that_hangs_between_jobs_ends_its_process(redis: Redis, valkey_ur
 
 
 def test_a_loop_that_waits_for_jobs_does_not_hang(redis: Redis, valkey_url: str) -> None:
-    process = rig.start(HUNG.replace("hung_seconds = 0.1, 1.0", "hung_seconds = 0.1, 2.0"), valkey_url, "idle")
+    process = rig.start(HUNG.replace("hung_seconds = 0.1, 1.0", "hung_seconds = 0.1, 5.0"), valkey_url, "idle")
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(4)
+            process.wait(8)
     finally:
         process.kill()
         process.wait()
@@ -113,12 +113,12 @@ def test_a_job_that_took_long_is_no_loop_that_hangs(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(Loop, "hung_seconds", 0.5)
+    monkeypatch.setattr(Loop, "hung_seconds", 2.0)
     monkeypatch.setattr(Loop, "pulse", 0.02)
     judge: Any = vars(jobs)["judge"]
 
     def slowly(*arguments: Any, **options: Any) -> Any:
-        time.sleep(1)
+        time.sleep(3)
         return judge(*arguments, **options)
 
     monkeypatch.setattr(jobs, "judge", slowly)
