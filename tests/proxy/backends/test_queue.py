@@ -198,6 +198,6 @@ async def test_no_place_is_lost(seed: int) -> None:
         asyncio.get_running_loop().call_later(chance.random() * 0.3, task.cancel)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(item, BackendUnavailable | asyncio.CancelledError | None) for item in results)
-    assert served > 100
+    assert served > 20
     assert [backend.outstanding for backend in fleet.all] == [0, 0, 0]
     assert not fleet.group.waiting
