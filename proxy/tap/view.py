@@ -16,6 +16,8 @@ from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
+_REASONS = frozenset({"reasoning", "reasoning_content"})
+
 _LONGEST_INDEX = 20
 
 
@@ -68,8 +70,7 @@ class View:
         if self._asked.reasoning or not self._chat:
             return changed
         message = read_object(choice["message"]) if "message" in choice else None
-        if message is not None and not is_null(message.get("reasoning")):
-            message["reasoning"] = NULL
+        if message is not None and _hide_reasoning(message):
             choice["message"] = Raw(write(message))
             changed = reasons = True
         if reasons:
@@ -116,7 +117,7 @@ class View:
         or reasons; before that nothing is hidden, for there is nothing to hide.
         """
         fields = None if delta is None or empty else read_object(delta)
-        reasons = fields is not None and "reasoning" in fields
+        reasons = fields is not None and not _REASONS.isdisjoint(fields)
         self._parser_seen = self._parser_seen or empty or reasons
         if not self._parser_seen:
             return True, empty, False
@@ -125,6 +126,9 @@ class View:
         if fields is None:
             return ended, empty, changed
         if "role" in fields:
+            if _hide_reasoning(fields):
+                choice["delta"] = Raw(write(fields))
+                changed = True
             return True, False, changed
         if (is_null(fields.get("content")) or bytes(fields["content"]) == b'""') and "tool_calls" not in fields:
             choice["delta"] = Raw(b"{}")
@@ -132,6 +136,7 @@ class View:
         order = ("role", "content", "reasoning")
         known = {name: fields.get(name, NULL) for name in order if name in fields or name == "reasoning"}
         known["reasoning"] = NULL
+        _hide_reasoning(fields)
         choice["delta"] = Raw(write({**known, **{k: v for k, v in fields.items() if k not in known}}))
         return True, False, True
 
@@ -154,6 +159,12 @@ def _without_verdict(choice: Object, name: str) -> bool:
         return False
     choice[name] = raw(fields)
     return True
+
+
+def _hide_reasoning(fields: Object) -> bool:
+    """Under either name: `reasoning`, or that of older engines."""
+    hidden = [_hide(fields, name) for name in fields.keys() & _REASONS]
+    return any(hidden)
 
 
 def _hide(fields: Object, name: str) -> bool:
