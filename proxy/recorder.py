@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 _PROBE = 0.25
+_TURN_SECONDS = 0.0005
 _PROBE_KEY = PREFIX + "probe"
 _MOST_LOST = 100_000
 _BATCH = 16
@@ -109,7 +111,8 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. It computes while the event loop streams, which must not wait long for its turn."""
+        sys.setswitchinterval(_TURN_SECONDS)
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import gc
 import logging
 import math
 import os
@@ -125,6 +126,8 @@ def _serve(settings: Settings, redis_url: str, listening: socket.socket, most: f
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
+    # What is here now stays, and no collection of garbage, which stops every stream, needs to look at it again.
+    gc.freeze()
     _Server(uvicorn_config(app, settings.bounds), drain, most).run(sockets=[listening])
 
 
