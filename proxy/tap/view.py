@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
+from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, read_value, write
 from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
@@ -103,10 +103,13 @@ class View:
         logprobs = choice["logprobs"]
         for rebuild in (rebuilder.chat if self._chat else rebuilder.completions, rebuilder.salvaged):
             try:
-                choice["logprobs"] = rebuild(logprobs)
-                return True
+                rebuilt = rebuild(logprobs)
+                if _is_spelled_anew(logprobs, rebuilt):
+                    return False
             except (*UNREADABLE, KeyError, TypeError, IndexError):
                 continue
+            choice["logprobs"] = rebuilt
+            return True
         return False
 
     def _without_reasoning(self, choice: Object, delta: Raw | None, empty: bool) -> tuple[bool, bool, bool]:
@@ -173,3 +176,8 @@ def _hide(fields: Object, name: str) -> bool:
         return False
     fields[name] = NULL
     return True
+
+
+def _is_spelled_anew(old: Raw, new: Raw) -> bool:
+    """Whether a backend that did nothing we asked for said this already; then its own bytes stay."""
+    return b'"token_id:' not in bytes(old) and read_value(old) == read_value(new)

@@ -123,10 +123,10 @@ def begun(frames: Iterable[bytes]) -> list[Step]:
 
 
 _LOGPROBS = (
-    '{"content":[{"token":"Hé","logprob":-0.25,"bytes":[72,195,169],"top_logprobs":['
-    '{"token":"Hé","logprob":-0.25,"bytes":[72,195,169]},{"token":"日","logprob":-1.5,"bytes":[230,151,165]}]}]}'
+    '{"content" :[ {"token":"H\\u00e9","logprob": -0.250,"bytes":[72, 195,169],"top_logprobs":['
+    '{"token":"Hé","logprob":-2.5e-1,"bytes":[72,195,169]} ,{"token":"日","logprob":-1.5,"bytes":[230,151,165]}]}]}'
 )
-_ALL = (
+EVERYTHING = (
     b": ping\n\n",
     ROLE,
     chat('{"reasoning":"Let é"}'),
@@ -138,7 +138,5 @@ _ALL = (
     USAGE,
     DONE,
 )
-CANONICAL: dict[str, bytes] = {"lf": b"".join(_ALL), "crlf": b"".join(_ALL).replace(b"\n", b"\r\n")}
+CANONICAL: dict[str, bytes] = {"lf": b"".join(EVERYTHING), "crlf": b"".join(EVERYTHING).replace(b"\n", b"\r\n")}
 """Streams with everything: comments, reasoning, characters of several bytes, logprobs, tools, nulls, usage."""
-UNASKED = [event for event in _ALL if b"top_logprobs" not in event]
-"""The same for a client that asks for no logprobs."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fidelity.frames import CANONICAL, UNASKED
+from tests.fidelity.frames import CANONICAL, EVERYTHING
 from tests.fidelity.gateway import Gateway
 from tests.fidelity.meaning import assert_same, events
 from tests.support import wire
@@ -61,7 +61,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 def streams(draw: st.DrawFn) -> bytes:
     """A stream with odd lines between its events, each line with an end of its own."""
     parts: list[bytes] = []
-    for event in UNASKED:
+    for event in EVERYTHING:
         if draw(st.integers(0, 3)) == 0:
             parts.append(draw(ODDITIES))
         parts.append(event.replace(b"data: ", b"data:", draw(st.integers(0, 1))))
@@ -80,5 +80,5 @@ def streams(draw: st.DrawFn) -> bytes:
 @given(data=streams(), cuts=st.lists(st.floats(0, 1), max_size=8))
 def test_odd_streams_cut_anywhere(gateway: Gateway, upstream: FakeBackend, data: bytes, cuts: list[float]) -> None:
     upstream.script = _cut(data, *sorted({int(cut * len(data)) for cut in cuts}))
-    body = gateway.ask(stream=True, stream_options={"include_usage": True}).body
+    body = gateway.ask(**ASKED).body
     assert_same(body, data, comments=True)
