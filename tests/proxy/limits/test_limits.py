@@ -305,6 +305,15 @@ def test_bad_requests_are_requests(door: Door) -> None:
     assert _error(door.ask(key, model="other"))["code"] == "rate_limit_exceeded"
 
 
+def test_bodies_that_are_too_large_are_requests(make_door: Callable[..., Door]) -> None:
+    door = make_door(bounds={"request_bytes": 2000})
+    key = door.key(requests_per_minute=1)
+    for status in (413, 429):
+        response = door.ask(key, user="x" * 5000)
+        assert response.status_code == status
+        assert response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
 def test_default_limits_hold_for_keys_without_their_own(make_door: Callable[..., Door]) -> None:
     keys = [
         {"name": "a", "sha256": hash_key("sk-a")},
