@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
+_BLANK = [b"\n"]
 _MOST_LINES = 65_536
 
 
@@ -47,6 +48,20 @@ class Splitter:
 
     def push(self, data: bytes) -> Iterator[Event]:
         """The events completed by `data`."""
+        held = self._buffer or self._lines or self._cr_at_end or self.overflow
+        if held or not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+            yield from self._push(data)
+            return
+        # What engines send: whole events, of one data line each.
+        self._at_start = False
+        for event in data[:-2].split(b"\n\n"):
+            if event.startswith(b"data: ") and b"\n" not in event and len(event) + 2 <= self._limit:
+                yield Event([event + b"\n", b"\n"], event[6:])
+            else:
+                yield from self._push(event + b"\n\n")
+
+    def _push(self, data: bytes) -> Iterator[Event]:
+        """The same for any bytes."""
         if self.overflow or not data:
             return
         if self._cr_at_end:
@@ -138,6 +153,8 @@ def data_of(text: bytes) -> bytes | None:
 
 def replace_data(lines: list[bytes], payload: bytes) -> bytes:
     """The event with other data: its first data line carries `payload`, further data lines go."""
+    if lines[1:] == _BLANK and lines[0].startswith(b"data: ") and b"\r" not in lines[0]:
+        return b"data: %b\n\n" % payload
     out: list[bytes] = []
     written = False
     for line in lines:
