@@ -77,7 +77,8 @@ class Probes:
         assert self._client is not None
         problem = await probe(self._client, backend, self._rules)
         backend.probed(problem, self._rules)
-        result = "well" if problem is None else problem
+        # Its number is the backend's to choose: one label is enough.
+        result = "well" if problem is None else "status" if problem.startswith("status") else problem
         self._metrics.probes.add(1, {"backend": backend.name, "result": result})
 
 
