@@ -152,7 +152,7 @@ def test_a_dead_engine_fails_what_it_held_and_starts_once_for_all_others(start: 
     assert len(failed) == 12
     assert sum(future.exception(10) is not None for future in late) == 0
     assert fake.stopped
-    assert len(FakeLlm.made) == 2
+    assert len(FakeLlm.made) == engine.life == 2
 
 
 def test_an_engine_that_falls_silent_is_left(start: Open) -> None:

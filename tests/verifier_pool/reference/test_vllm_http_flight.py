@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from policies.errors import ReplayError
+from policies.settings import ReferenceSettings
 from tests.verifier_pool.reference.test_vllm_http import FakeVllm, Reply, npy, request, serving
 from tests.verifier_pool.toy import logprobs_after
-from verifier_pool.reference import http_client
+from verifier_pool.reference import http_client, open_reference
 from verifier_pool.reference.http_client import CONNECTIONS
 
 
@@ -211,5 +213,37 @@ def test_a_server_that_never_was_sound() -> None:
 def test_a_restart_of_a_sound_server() -> None:
     with serving(FakeVllm()) as reference:
         reference.replay([request()])
+        assert reference.life == 0
         reference.restart()
+        assert reference.replay([request()])[0].form == "full"
+        assert reference.life == 1
+
+
+def test_who_may_be_another_by_now_has_another_life() -> None:
+    fake = FakeVllm()
+    with serving(fake, canary_seconds=1) as reference:
+        canary = reference.canary
+        assert canary is not None
+        assert not canary.due(0)
+        until(lambda: canary.known)
+        lie(fake)
+        with pytest.raises(ReplayError, match="self_test"):
+            reference.restart()
+        assert reference.life == 1
+    gone = open_reference("toy", ReferenceSettings(kind="vllm_http", url="http://127.0.0.1:9"))
+    with contextlib.closing(gone), pytest.raises(ReplayError, match="unreachable"):
+        gone.replay([request()])
+    assert gone.life == 1
+
+
+def test_a_server_that_gives_no_known_answer_has_no_canaries() -> None:
+    fake = FakeVllm()
+    whole = fake.completion
+    fake.completion = lambda body: whole(body) if "prompt_logprobs" in body else (400, {"error": {"message": "no"}})
+    with serving(fake, canary_seconds=1) as reference:
+        canary = reference.canary
+        assert canary is not None
+        assert canary.possible
+        assert not canary.due(0)
+        until(lambda: not canary.possible)
         assert reference.replay([request()])[0].form == "full"
