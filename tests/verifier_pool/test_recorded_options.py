@@ -132,11 +132,21 @@ def test_no_option_is_a_place_to_hide(answer: Answer) -> None:
                 assert results & {Result.REJECT, Result.WITHHELD}, (what, found)
 
 
-def masked(honest: Evidence) -> Evidence:
-    """The answer with the lower half of every list said to be masked."""
-    logprobs = honest.claim_logprobs.copy()
-    logprobs[:, 11:] = np.where(honest.claim_ids[:, 11:] >= 0, np.float32(MASKED), logprobs[:, 11:])
-    return dataclasses.replace(honest, claim_logprobs=logprobs)
+def masked(honest: Evidence, *, whole: bool = True) -> Evidence:
+    """The answer with the lower half of every list said to be masked; `whole`: the rest made to add up to 1."""
+    logprobs = honest.claim_logprobs.astype(np.float64)
+    logprobs[:, 11:] = np.where(honest.claim_ids[:, 11:] >= 0, MASKED, -np.inf)
+    if whole:
+        kept = np.where(logprobs > MASKED, logprobs, -np.inf)
+        logprobs = np.where(logprobs > MASKED, kept - np.log(np.exp(kept).sum(axis=1, keepdims=True)), logprobs)
+    return dataclasses.replace(honest, claim_logprobs=logprobs.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["tools-auto", "tools-strict", "json-object"])
+def test_a_rival_masked_after_the_fact_leaves_a_hole(name: str) -> None:
+    (honest,) = named(name).read()[1]
+    found = codes(masked(honest, whole=False))["structure"]
+    assert found == (Result.REJECT, "masked_mass")
 
 
 @pytest.mark.parametrize(
