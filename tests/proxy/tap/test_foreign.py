@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policies.errors import InvalidRequest
 from policies.settings import BackendSettings, BoundsSettings
 from proxy.relay.body import Body
-from proxy.tap.foreign import MESSAGES, RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
+from proxy.tap.foreign import RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
 from proxy.tap.types import Asked
 
 EMBEDDINGS = "/v1/embeddings"
