@@ -15,6 +15,7 @@ from policies.settings import BackendSettings, BoundsSettings
 from proxy.relay.body import Body
 from proxy.tap.foreign import RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
 from proxy.tap.types import Asked
+from proxy.tap.words import MESSAGES
 
 EMBEDDINGS = "/v1/embeddings"
 STREAM = "text/event-stream; charset=utf-8"
