@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from proxy.tasks import end
 
 Command = Sequence[str | int | bytes]
+_Asked = tuple[Command, "asyncio.Future[tuple[Any, Any]]"]
 _LANES = 2
 _MOST = 256
 """Commands in one turn."""
@@ -36,47 +37,62 @@ class Lanes:
         self._redis = redis
         self._patience = patience
         self._after = after
-        self._waiting: list[tuple[Command, asyncio.Future[Any]]] = []
-        self._something = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Begin to send."""
-        self._tasks = [asyncio.create_task(self._lane()) for _ in range(_LANES)]
+        self._waiting: list[_Asked] = []
+        # A lane without a connection makes one when it is its turn.
+        self._free: list[AbstractConnection | None] = [None] * _LANES
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Stop, and close the connections. Whoever waits for an answer is cancelled."""
+        """Close the connections. Whoever waits for an answer is cancelled."""
         await end(*self._tasks)
         for _, future in self._waiting:
             future.cancel()
-        await self._redis.aclose()
-
-    def ask(self, command: Command) -> asyncio.Future[Any]:
-        """The answers to the command and to `after` (None without), as a pair; errors among them are values.
-
-        The future raises RedisError, OSError or TimeoutError where there is no answer.
-        """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((command, future))
-        self._something.set()
-        return future
-
-    async def _lane(self) -> None:
-        connection: AbstractConnection | None = None
-        try:
-            while True:
-                while not self._waiting:
-                    self._something.clear()
-                    await self._something.wait()
-                turn, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-                connection = await self._take(turn, connection)
-        finally:
+        for connection in self._free:
             if connection is not None:
                 await connection.disconnect(nowait=True)
+        await self._redis.aclose()
 
-    async def _take(
-        self, turn: Sequence[tuple[Command, asyncio.Future[Any]]], connection: AbstractConnection | None
-    ) -> AbstractConnection | None:
+    async def ask(self, command: Command) -> tuple[Any, Any]:
+        """The answers to the command and to `after` (None without); errors among them are values.
+
+        Raises RedisError, OSError or TimeoutError where there is no answer.
+        """
+        future: asyncio.Future[tuple[Any, Any]] = asyncio.get_running_loop().create_future()
+        if not self._free:
+            self._waiting.append((command, future))
+            return await future
+        # Whoever finds a lane free takes his turn himself, and waits for no other task's.
+        connection = self._free.pop()
+        try:
+            connection = await self._take([(command, future)], connection)
+        except BaseException:
+            connection = None
+            raise
+        finally:
+            self._leave(connection)
+        return future.result()
+
+    def _leave(self, connection: AbstractConnection | None) -> None:
+        """The lane goes on with whoever waits by now."""
+        if not self._waiting:
+            self._free.append(connection)
+            return
+        task = asyncio.create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: AbstractConnection | None) -> None:
+        try:
+            while self._waiting:
+                turn, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                connection = await self._take(turn, connection)
+        except BaseException:
+            connection = None
+            raise
+        finally:
+            self._free.append(connection)
+
+    async def _take(self, turn: Sequence[_Asked], connection: AbstractConnection | None) -> AbstractConnection | None:
         """Send what these wait for and tell them the answers; returns the connection if it is still good."""
         commands = [command for command, _ in turn]
         if self._after is not None:
@@ -96,22 +112,27 @@ class Lanes:
                             raise
                         await connection.disconnect(nowait=True)
                         connection, kept = None, False
-        except (RedisError, OSError, TimeoutError) as error:
-            for _, future in turn:
-                if not future.done():
-                    future.set_exception(error)
+        except BaseException as error:
+            # Half an exchange is on it: what comes next would be the answer to something else.
             if connection is not None:
                 await connection.disconnect(nowait=True)
+            _fail(turn, error)
+            if not isinstance(error, RedisError | OSError | TimeoutError):
+                raise
             return None
-        except BaseException:
-            for _, future in turn:
-                future.cancel()
-            raise
         last = None if self._after is None else answers[-1]
         for (_, future), answer in zip(turn, answers, strict=False):
             if not future.done():
                 future.set_result((answer, last))
         return connection
+
+
+def _fail(turn: Sequence[_Asked], error: BaseException) -> None:
+    for _, future in turn:
+        if isinstance(error, Exception) and not future.done():
+            future.set_exception(error)
+        else:
+            future.cancel()
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:

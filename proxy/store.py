@@ -86,7 +86,6 @@ class Store:
 
     async def start(self) -> None:
         """Begin to listen for verdicts and to keep this process's intents alive."""
-        self._lanes.start()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_open())]
 
     async def close(self) -> None:

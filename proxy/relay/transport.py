@@ -7,6 +7,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -141,12 +142,17 @@ async def _post(
     # aiohttp writes bytes in one go, which for a large body would hold the loop; a file it writes in parts.
     body = request.body if len(request.body) < _LARGE else io.BytesIO(request.body)
     return await session.post(
-        URL(request.url, encoded=True),
+        _parsed(request.url),
         data=body,
         headers=request.headers,
         allow_redirects=False,
         trace_request_ctx=connection,
     )
+
+
+@lru_cache(maxsize=1024)
+def _parsed(url: str) -> URL:
+    return URL(url, encoded=True)
 
 
 def _answered(error: Exception) -> bool:

@@ -17,7 +17,6 @@ from verifier_pool import connection
 @asynccontextmanager
 async def lanes(url: str, *, patience: float = 2.0, after: Command | None = None) -> AsyncIterator[Lanes]:
     made = Lanes(connection.connect_async(url, connect_timeout=1.0), patience, after)
-    made.start()
     try:
         yield made
     finally:
@@ -62,7 +61,8 @@ def test_a_connection_that_was_closed_is_replaced(valkey: Valkey) -> None:
 def test_whoever_asked_left(valkey: Valkey) -> None:
     async def test() -> None:
         async with lanes(valkey.url) as made:
-            left = [made.ask(("ECHO", str(number))) for number in range(10)]
+            left = [asyncio.ensure_future(made.ask(("ECHO", str(number)))) for number in range(10)]
+            await asyncio.sleep(0)
             for future in left[::2]:
                 future.cancel()
             assert [(await future)[0] for future in left[1::2]] == [b"1", b"3", b"5", b"7", b"9"]
@@ -87,5 +87,6 @@ def test_a_redis_that_hangs_closes_or_raves(answer: bytes | None) -> None:
             for _ in range(3):
                 with pytest.raises((RedisError, OSError, TimeoutError)):
                     await made.ask(("ECHO", "a"))
+            await asyncio.sleep(0.05)
 
     asyncio.run(test())
