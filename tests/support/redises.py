@@ -166,7 +166,7 @@ def _watched(folder: Path, master: Server, shown: int) -> Iterator[int]:
     config.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass watcher\nsentinel resolve-hostnames no\n"
         f"sentinel monitor {MASTER} 127.0.0.1 {shown} 1\nsentinel auth-pass {MASTER} {PASSWORD}\n"
-        f"sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+        f"sentinel down-after-milliseconds {MASTER} 3000\nsentinel failover-timeout {MASTER} 3000\n"
     )
     watch = subprocess.Popen([str(get_binary_path()), str(config), "--sentinel"], stdout=subprocess.DEVNULL)
     try:
