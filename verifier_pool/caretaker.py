@@ -44,6 +44,7 @@ class Caretaker:
         self._reference = reference
         self._redis = stages.redis
         self._vouching = Vouching(stages)
+        self._patience = stages.settings.job_timeout
         self._stop = stop
         self._noted = self.instance
         self._bad: Flight | None = None
@@ -106,6 +107,7 @@ class Caretaker:
         flight.requests = canary.requests()
         flight.tokens = sum(request.tokens for request in flight.requests)
         flight.number = canary.sent
+        flight.patience = float(self._patience)
         return flight
 
     def judge(self, flight: Flight) -> None:
