@@ -103,11 +103,17 @@ STREAMS: dict[str, tuple[bytes, ...]] = {
     "/v1/responses": RESPONSE,
     "/v1/messages": MESSAGE,
 }
+EMBEDDING_BODY = (
+    b'{"id":"embd-1","object":"list","created":1,"model":"m","data":[{"index":0,"object":"embedding",'
+    b'"embedding":[0.5,-0.25]}],"usage":{"prompt_tokens":4,"total_tokens":4,"completion_tokens":0,'
+    b'"prompt_tokens_details":null}}'
+)
 BODIES: dict[str, bytes] = {
     "/v1/chat/completions": BODY,
     "/v1/completions": TEXT_BODY,
     "/v1/responses": RESPONSE_BODY,
     "/v1/messages": MESSAGE_BODY,
+    "/v1/embeddings": EMBEDDING_BODY,
 }
 PATHS = tuple(STREAMS)
 
@@ -129,7 +135,7 @@ _LOGPROBS = (
 EVERYTHING = (
     b": ping\n\n",
     ROLE,
-    chat('{"reasoning":"Let é"}'),
+    chat('{"reasoning_content":"Let é"}'),
     b": between\n",
     chat('{"content":"Hé 😀"}').replace(b'"logprobs":null', b'"logprobs":' + _LOGPROBS.encode()),
     chat('{"tool_calls":[{"id":"c","type":"function","index":0,"function":{"name":"f","arguments":""}}]}'),

@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 _START = 300.0
+_CALM = 1.0
 _ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "count"}]},
     COMPLETIONS: {"prompt": "count"},
@@ -115,9 +116,19 @@ class Gateway:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def calm(self) -> None:
+        """Wait until it is up, and through with what an earlier test left it with."""
+        deadline = time.monotonic() + _START
+        while True:
+            asked = time.monotonic()
+            if self.is_ready() and time.monotonic() - asked < _CALM:
+                return
+            assert time.monotonic() < deadline, f"{self.url} does not get ready"
+            time.sleep(0.2)
+
     def is_ready(self) -> bool:
         """Whether it says that it takes requests."""
-        with contextlib.suppress(ConnectionError), self._look(self.ready) as call:
+        with contextlib.suppress(OSError), self._look(self.ready) as call:
             return call.answer().status == 200
         return False
 
@@ -157,10 +168,7 @@ class Given:
         url = self.urls[name].rstrip("/").removesuffix("/v1")
         pid = self.pids.get(name, self.pid if name == "plain" else None)
         gateway = Gateway(url, self.model, self.key, pid, ready=ready, models=self.models)
-        deadline = time.monotonic() + _START
-        while not gateway.is_ready():
-            assert time.monotonic() < deadline, f"{url} does not get ready"
-            time.sleep(0.2)
+        gateway.calm()
         return gateway
 
 
@@ -200,6 +208,8 @@ class Gateways:
             name = otherwise
         if name not in self._running:
             self._running[name] = self.start(name) if self._given is None else self._given.gateway(name, self._ready)
+        elif self._given is not None:
+            self._running[name].calm()
         return self._running[name]
 
     def ending(self) -> Gateway:

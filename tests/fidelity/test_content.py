@@ -134,7 +134,7 @@ def test_unknown_fields_go_up(gateway: Gateway, upstream: FakeBackend, path: str
         "x_unknown": {"deep": [None, {"a": "\u2028"}]},
         "guided_choice": ["a", "b"],
     }
-    upstream.script = [wire.whole(BODIES.get(path, b"{}"))]
+    upstream.script = [wire.whole(BODIES[path])]
     assert gateway.ask(path, **fields).status == 200
     sent = json.loads(upstream.last.body)
     assert {name: sent.get(name) for name in fields} == fields
@@ -267,11 +267,11 @@ def test_what_was_rewritten_is_in_the_record_as_it_was_shown(gateway: Gateway, u
 def test_a_request_that_nothing_changes_goes_up_byte_for_byte(
     gateway: Gateway, upstream: FakeBackend, path: str
 ) -> None:
-    raw = (
-        b'{ "model" : "%s",\n "input":"h\\u00e9llo \xc3\xa9", "messages": [], "max_tokens": 1.0e1, "z":1,"a":2 }'
-        % gateway.model.encode()
-    )
-    upstream.script = [wire.whole(BODIES.get(path, b"{}"))]
+    asked = b'"messages": [ {"role":"user", "content":"h\\u00e9llo"} ], "max_tokens":  10'
+    if path != MESSAGES:
+        asked = b'"input":"h\\u00e9llo \xc3\xa9"'
+    raw = b'{ "model" : "%s",\n %s, "z":1.0e1,"a":2 }' % (gateway.models.get(path, gateway.model).encode(), asked)
+    upstream.script = [wire.whole(BODIES[path])]
     assert gateway.ask(path, raw=raw).status == 200
     assert_same(upstream.last.body, raw)
 
@@ -285,7 +285,7 @@ def test_values_go_up_byte_for_byte(gateway: Gateway, upstream: FakeBackend, pat
         b"metadata": b'{"signature": "a\\/b", "n": 12345678901234567890}',
     }
     if path == COMPLETIONS:
-        values |= {b"prompt": b'"h\\u00e9llo \xc3\xa9 \\/"'}
+        values = {b"prompt": b'"h\\u00e9llo \xc3\xa9 \\/"', b"metadata": values[b"metadata"]}
     raw = b"{" + b", ".join(b'"%s": %s' % item for item in values.items())
     raw += b', "model": "%s"}' % gateway.model.encode()
     upstream.script = [wire.whole(BODIES[path])]

@@ -48,7 +48,7 @@ def test_a_refusal_keeps_status_and_body(
     upstream.script = [wire.whole(ERROR, status)]
     answer = gateway.ask(path, stream=stream)
     assert_answer(answer, status, ERROR)
-    assert answer.header("content-type") == "application/json"
+    assert answer.header("content-type") == "application/json" or not gateway.ours
     assert answer.whole
 
 
@@ -57,7 +57,7 @@ def test_a_refusal_that_is_no_json_keeps_its_body(gateway: Gateway, upstream: Fa
     upstream.script = [wire.whole(b"<h1>no</h1>", 503, "text/html")]
     answer = gateway.ask(stream=True)
     assert_answer(answer, 503, b"<h1>no</h1>")
-    assert answer.header("content-type") == "text/html"
+    assert answer.header("content-type") == "text/html" or not gateway.ours
 
 
 @pytest.mark.cases(43)
@@ -120,7 +120,13 @@ def test_an_error_in_a_stream_passes_and_is_the_last_word(
 ) -> None:
     frames = (ROLE, ONE, b"data: " + ERROR + b"\n\n", *rest)
     upstream.script = script(frames)
-    assert_same(gateway.ask(stream=True).body, b"".join(frames))
+    body = gateway.ask(stream=True).body
+    if gateway.ours:
+        assert body == b"".join(frames)
+    assert_begins(body, ROLE + ONE)
+    said = [data for _, data in events(body)[2:]]
+    assert "error" in said[0]
+    assert said[1:] in ([], ["[DONE]"] if rest else [])
 
 
 @pytest.mark.cases(45)
@@ -139,7 +145,7 @@ def test_done_may_be_missing(gateway: Gateway, upstream: FakeBackend, path: str)
     frames = [frame for frame in STREAMS[path] if frame != DONE]
     upstream.script = script(frames)
     answer = gateway.ask(path, stream=True)
-    assert_same(answer.body, b"".join(frames))
+    assert_same(answer.body if gateway.ours else answer.body.removesuffix(DONE), b"".join(frames))
     assert answer.whole
 
 
@@ -194,11 +200,9 @@ def test_no_second_try_after_the_first_byte(
 
 
 @pytest.mark.cases(48)
-@pytest.mark.feature("second upstream")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize(
-    "how", ["closed", "503", *(pytest.param(how, marks=pytest.mark.ours) for how in ("empty", "first event"))]
-)
+@pytest.mark.ours
+@pytest.mark.parametrize("how", ["closed", "503", "empty", "first event"])
 def test_a_second_try_before_the_first_byte(
     gateways: Gateways, upstream: FakeBackend, second: FakeBackend, how: str, stream: bool
 ) -> None:

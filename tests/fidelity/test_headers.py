@@ -13,7 +13,7 @@ import zlib
 import pytest
 
 from tests.fidelity.frames import BODIES, BODY, DONE, FINISH, ONE, PATHS, ROLE, STREAMS, TWO, script
-from tests.fidelity.gateway import BACKEND_KEY, CHAT, CLIENT_KEY, MESSAGES, Gateway
+from tests.fidelity.gateway import BACKEND_KEY, CHAT, MESSAGES, Gateway
 from tests.fidelity.meaning import assert_same, events
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Until
@@ -62,7 +62,7 @@ def test_keys_stay_on_their_side(gateway: Gateway, upstream: FakeBackend, path: 
         assert answer.status == 200
         assert gateway.key.encode() not in upstream.last.raw_headers + upstream.last.body
         assert BACKEND_KEY not in str(answer.headers)
-    if gateway.key == CLIENT_KEY and gateway.pid:
+    if gateway.ours:
         assert upstream.last.headers[b"authorization"] == f"Bearer {BACKEND_KEY}".encode()
 
 
@@ -105,7 +105,7 @@ def test_what_is_between_proxy_and_upstream_stays_there(gateway: Gateway, upstre
     answer = gateway.ask()
     names = {name for name, _ in answer.headers}
     assert not names & {"x-private", "keep-alive", "set-cookie", "proxy-authenticate", "upgrade"}
-    assert answer.header("x-kept") == "yes"
+    assert answer.header("x-kept") == "yes" or not gateway.ours
 
 
 @pytest.mark.cases(55)

@@ -27,6 +27,12 @@ def _without_comments(body: bytes) -> bytes:
     return b"".join(event + b"\n\n" for event in body.split(b"\n\n") if event and not event.startswith(b":"))
 
 
+def _assert_closed(upstream: FakeBackend) -> None:
+    """Asserts that the latest request's connection is closed; a busy machine may not have begun to read it."""
+    _until(lambda: upstream.requests)
+    assert upstream.last.peer_closed.wait(2)
+
+
 @pytest.fixture
 def patient(gateways: Gateways) -> tuple[Gateway, float]:
     """The gateway that sends comments, and after how many seconds of silence it does."""
@@ -120,7 +126,7 @@ def test_a_client_leaves_between_comments(patient: tuple[Gateway, float], upstre
     with gateway.call(stream=True) as call:
         call.until(b":")
         call.leave()
-    assert upstream.last.peer_closed.wait(2)
+    _assert_closed(upstream)
 
 
 @pytest.mark.cases(62)
@@ -147,7 +153,7 @@ def test_the_first_token_must_come_in_time(gateways: Gateways, upstream: FakeBac
     assert 0.5 < time.monotonic() - started < 3.5
     assert answer.status == 504 if gateway.ours else answer.status in (408, 504)
     assert "error" in answer.json()
-    assert upstream.last.peer_closed.wait(2)
+    _assert_closed(upstream)
 
 
 @pytest.mark.cases(62)
@@ -158,7 +164,7 @@ def test_headers_are_no_token(gateways: Gateways, upstream: FakeBackend) -> None
     answer = gateway.ask(stream=True)
     assert answer.status == 504 or not gateway.ours
     assert answer.status in (408, 504) or b'"error"' in answer.body
-    assert upstream.last.peer_closed.wait(2)
+    _assert_closed(upstream)
 
 
 @pytest.mark.cases(62)
@@ -184,7 +190,7 @@ def test_silence_between_tokens_is_bounded(gateways: Gateways, upstream: FakeBac
     assert_begins(answer.body, ROLE + ONE)
     assert b'"error"' in answer.body
     assert b"[DONE]" not in answer.body
-    assert upstream.last.peer_closed.wait(2)
+    _assert_closed(upstream)
 
 
 @pytest.mark.cases(62)
@@ -197,7 +203,7 @@ def test_the_whole_is_bounded(gateways: Gateways, upstream: FakeBackend) -> None
     answer = gateway.ask(stream=True)
     assert 3.8 < time.monotonic() - started < 8
     assert b'"error"' in answer.body
-    assert upstream.last.peer_closed.wait(2)
+    _assert_closed(upstream)
 
 
 @pytest.mark.cases(62)
@@ -251,7 +257,7 @@ def test_a_thousand_streams(gateway: Gateway, upstream: FakeBackend) -> None:
     failures = [result for result in results if isinstance(result, BaseException) or not result[1]]
     assert failures == []
     times = sorted(result[0] for result in results if not isinstance(result, BaseException))
-    assert times[989] < 12
+    assert times[989] < (12 if gateway.ours else 60)
     assert len(upstream.requests) == 1000
 
 
