@@ -30,8 +30,8 @@ from verifier_pool.reference.vllm_http import VllmHttp
 pytestmark = pytest.mark.e2e
 
 FORMS: dict[str, dict[str, Any]] = {
-    "whole": {"stream": False, "temperature": 0.0, "logprobs": 2, "limit": 16},
-    "stream": {"stream": True, "temperature": 1.0, "limit": 16},
+    "whole": {"stream": False, "temperature": 0.0, "logprobs": 2, "limit": 12},
+    "stream": {"stream": True, "temperature": 1.0, "limit": 12},
 }
 RANDOM = int(os.environ.get("COUNTERSIGN_RANDOM_OPTIONS", "24"))
 LEFT_OPEN: dict[tuple[str, str], set[str]] = {
