@@ -69,7 +69,7 @@ class FakeBackend:
         self.connections = self.open = self.busy = 0
         self.port = port
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._transports: set[asyncio.Transport] = set()
         self._up = threading.Event()
         self._over: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -110,19 +110,21 @@ class FakeBackend:
         await self._over.wait()
         server.close()
         # Who connected in this very moment is to be accepted before it is closed, and closed before this ends.
-        await asyncio.sleep(0.01)
-        for task in list(self._tasks):
+        await _turns()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in list(self._transports):
+            transport.abort()
+        await _turns()
 
     def _protocol(self) -> _Connection:
-        return _Connection(asyncio.StreamReader(loop=self._loop), self._accept, self._loop)
+        connection = _Connection(asyncio.StreamReader(loop=self._loop), self._accept, self._loop)
+        connection.transports = self._transports
+        return connection
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.connections += 1
         self.open += 1
         number = self.connections
@@ -138,7 +140,6 @@ class FakeBackend:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
             self.open -= 1
             writer.close()
             with contextlib.suppress(Exception, asyncio.CancelledError):
@@ -164,6 +165,15 @@ class _Connection(asyncio.StreamReaderProtocol):
     """Notes when the other side closes. Requests are not pipelined here, so any end of input is a close."""
 
     request: Received | None = None
+    transports: set[asyncio.Transport]
+    own: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It begins."""
+        assert isinstance(transport, asyncio.Transport)
+        self.own = transport
+        self.transports.add(transport)
+        super().connection_made(transport)
 
     def eof_received(self) -> bool | None:
         """A FIN."""
@@ -172,6 +182,8 @@ class _Connection(asyncio.StreamReaderProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An RST, or our own end."""
+        if self.own is not None:
+            self.transports.discard(self.own)
         self._gone()
         super().connection_lost(exc)
 
@@ -224,6 +236,12 @@ async def _play(steps: Sequence[Step], request: Received, writer: asyncio.Stream
             request.peer_closed_at = time.monotonic()
             request.peer_closed.set()
         return False
+
+
+async def _turns() -> None:
+    """Let the loop do what is to be done by now, and what follows from it."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def _poll(condition: Callable[[], bool]) -> None:
