@@ -6,18 +6,20 @@ import contextlib
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 BUSY_LOAD_PER_CORE = 0.3
+_SCHEDULED = 2
 PACKAGES = ("countersign", "aiohttp", "uvicorn", "uvloop", "httptools", "starlette", "orjson", "redis", "rq", "numpy")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds on a CPU of all live threads of a process. Raises FileNotFoundError when it is gone."""
-    tasks = Path(f"/proc/{pid}/task")
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+    """Seconds on a CPU of all threads of a process, ended ones included. Raises OSError when it is gone."""
+    # clock_getcpuclockid(3) has no name in Python; this is what Linux makes of a process id.
+    return time.clock_gettime((~pid << 3) | _SCHEDULED)
 
 
 def family(pid: int) -> list[int]:
