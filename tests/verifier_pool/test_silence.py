@@ -59,7 +59,7 @@ def test_a_worker_gets_over_connections_that_died_without_a_word(redis: Redis, v
 def test_every_client_of_a_worker_has_a_time_out_from_its_first_command_on(
     redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(runtime, "ANSWER_SECONDS", 3.0)
     with relayed(valkey_url) as relay:
         client = runtime.connect(settings(relay.url))
         client.ping()
