@@ -77,7 +77,7 @@ def proxy(url: str, **more: object) -> Iterator[tuple[FakeBackend, httpx.Client]
 
 def verified(http: httpx.Client) -> bool:
     """Whether an answer is verified by now. On a busy machine connections take longer than a request waits for them."""
-    return ask(http).headers.get("x-countersign-verdict", "unverified") != "unverified"
+    return bool(ask(http).headers.get("x-countersign-verdict", "unverified") != "unverified")
 
 
 def ask(http: httpx.Client, mode: str = "inline") -> httpx.Response:
