@@ -105,7 +105,7 @@ def _side(each: socket.socket, own: int, redis: int) -> str:
     try:
         peer = each.getpeername()[1]
     except OSError:
-        return "listening"
+        return "listening" if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else "dead"
     if each.getsockname()[1] == own:
         return "client"
     return "redis" if peer == redis else "backend"

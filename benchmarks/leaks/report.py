@@ -13,6 +13,8 @@ from benchmarks.leaks.stage import EXPIRE_SECONDS, REDIS_AWAY_SECONDS, Outcome
 
 WARM_SHARE = 0.25
 """Of the run, in which memory still finds its level."""
+LEAST_SECONDS = 90.0
+"""After that, without which there is no telling a level from a slope."""
 SLOPE_LIMIT = 1.0
 """MiB a minute of growth, after that, beyond which memory counts as leaking."""
 MIB = 2**20
@@ -61,7 +63,7 @@ def slope(lines: Sequence[Line]) -> float | None:
     """Growth of the proxy's memory after warm-up, MiB a minute (least squares); None of too few samples."""
     samples = _samples(lines)
     late = [sample for sample in samples if sample["at"] >= WARM_SHARE * samples[-1]["at"]] if samples else []
-    if len(late) < 8:
+    if len(late) < 8 or late[-1]["at"] - late[0]["at"] < LEAST_SECONDS:
         return None
     at = np.array([sample["at"] for sample in late]) / 60
     return float(np.polyfit(at, [sample["rss"] / MIB for sample in late], 1)[0])
@@ -124,6 +126,7 @@ _COUNTS: Mapping[str, Any] = {
     "connections of clients": _handles("client"),
     "connections to backends": _handles("backend"),
     "connections to Redis": _handles("redis"),
+    "pooled connections that the other side closed": _handles("dead"),
     "other handles": lambda sample: sum(sample["handles"].get(name, 0) for name in ("file", "local", "listening")),
 }
 
