@@ -112,7 +112,7 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
         (name, value)
         for name, value in lowered
         if name not in named
-        and not name.startswith(_NEVER_DOWN_PREFIXES)
+        and not name.replace(b"_", b"-").startswith(_NEVER_DOWN_PREFIXES)
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]

@@ -70,7 +70,7 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
     """A stream that was over before it said anything: nothing was sent, so the error can have its own status."""
     if tap.refusal is None:
         answer.record.evidence()
-        raise error or UpstreamFailed("the backend's answer ended before it began")
+        raise error or UpstreamFailed("there is no answer of the backend's to pass on", code=tap.fault)
     status = status_of(tap.refusal)
     if not last and retryable(status):
         raise Declined(f"the backend's stream began with an error {status}", status)
