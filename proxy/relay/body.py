@@ -10,8 +10,8 @@ from typing import Any
 from policies.errors import InvalidRequest, RequestTooLarge
 from policies.settings import BoundsSettings
 from proxy.tap import lax
-from proxy.tap.outline import has_more_values, is_deeper
-from proxy.tap.rawjson import UNREADABLE, Object, read_object
+from proxy.tap.outline import has_more_values
+from proxy.tap.rawjson import Object, read_object
 
 LARGE = 256 * 1024
 """Bytes from which a body is not read on the event loop: others' streams would stand still meanwhile."""
@@ -63,12 +63,14 @@ class Body:
     @classmethod
     def read(cls, endpoint: str, data: bytes, bounds: BoundsSettings = _DEFAULT) -> Body:
         """The body in `data`. Raises InvalidRequest and RequestTooLarge."""
-        if is_deeper(data, bounds.json_depth):
-            text = f"The request body nests JSON deeper than {bounds.json_depth} levels."
-            raise InvalidRequest(text, code="json_too_deep")
         if has_more_values(data, bounds.json_values):
             raise RequestTooLarge(f"The request body holds more than {bounds.json_values} JSON values.")
-        fields = _parse(data)
+        try:
+            fields = _parse(data)
+        except RecursionError as error:
+            raise _too_deep(bounds) from error
+        if _is_deeper(fields, bounds.json_depth):
+            raise _too_deep(bounds)
         raws = read_object(data)
         if raws is None:
             raise InvalidRequest(_NO_JSON)
@@ -102,11 +104,26 @@ class Body:
 def _parse(data: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except UNREADABLE as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidRequest(_NO_JSON) from error
     if not isinstance(fields, dict):
         raise InvalidRequest("The request body must be a JSON object.")
     return fields
+
+
+def _is_deeper(fields: dict[str, Any], limit: int) -> bool:
+    level: list[Any] = [fields]
+    for _ in range(limit):
+        inner = (value for one in level for value in (one.values() if isinstance(one, dict) else one))
+        level = [value for value in inner if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep(bounds: BoundsSettings) -> InvalidRequest:
+    text = f"The request body nests JSON deeper than {bounds.json_depth} levels."
+    return InvalidRequest(text, code="json_too_deep")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
