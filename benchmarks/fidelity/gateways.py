@@ -87,7 +87,7 @@ def litellm(binary: str) -> Plan:
             "Retries are off, except in the variant `pair`, and cooldowns, except in `breaker`; `cancel_on_disconnect` "
             "is on; comments come after 1 s, the least it takes.",
             "Its text-completion streams have an event more than was said; that alone is wrong in cases 57 and 60.",
-            "1.110.2 is its newest release; its extra `proxy` names packages of the same release that the package index "
+            "1.110.2 is its newest release; its extra `proxy` names packages of that release that the package index "
             "does not carry, so what else the extra names was installed, with `litellm-proxy-extras` 0.4.110 and "
             "`litellm-enterprise` 0.1.79.post1. The newest whose extra installs as it is is 1.108.7.",
         ),
