@@ -15,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from proxy.patience import Patience
 from proxy.tasks import end
 
 Command = Sequence[str | int | bytes]
@@ -26,6 +27,8 @@ _MOST = 256
 
 class Lanes:
     """Sends commands that can be repeated: one on a connection that turns out to be gone is sent again, once.
+
+    Whoever waits for a turn waits for as long as Redis answers those before; if it does not, it has answered none.
 
     Args:
         redis: a client whose connections have no time-out for answers.
@@ -99,7 +102,7 @@ class Lanes:
             commands.append(self._after)
         kept = connection is not None
         try:
-            async with asyncio.timeout(self._patience):
+            async with Patience(self._patience):
                 while True:
                     if connection is None:
                         connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
@@ -119,6 +122,8 @@ class Lanes:
             _fail(turn, error)
             if not isinstance(error, RedisError | OSError | TimeoutError):
                 raise
+            waiting, self._waiting = self._waiting, []
+            _fail(waiting, error)
             return None
         last = None if self._after is None else answers[-1]
         for (_, future), answer in zip(turn, answers, strict=False):

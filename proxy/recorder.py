@@ -195,7 +195,7 @@ class Recorder:
             yield
         except Exception as error:
             if _outage(error):
-                self._outage.failed(error)
+                self._failed(error)
                 for item in items:
                     self._lose(item)
                 return
@@ -300,6 +300,11 @@ class Recorder:
                 self._tell(self._lost[0])
                 self._lost.popleft()
         except (RedisError, OSError, StoreUnavailable) as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """What fails for want of a connection of ours is told later, too, and is no outage."""
+        if not connection.our_own(error):
             self._outage.failed(error)
 
     def _tell(self, item: _Unchecked) -> None:

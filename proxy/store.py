@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 from redis.asyncio.client import PubSub
 from redis.commands.core import AsyncScript
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from policies.errors import NotFound, StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
@@ -22,6 +22,7 @@ from proxy.generation import Generation
 from proxy.lanes import Lanes
 from proxy.metrics import Metrics
 from proxy.outage import Outage
+from proxy.patience import Patience
 from proxy.tasks import end
 from verifier_pool import connection, durable
 from verifier_pool.keys import KEYS
@@ -47,6 +48,8 @@ Call = tuple[AsyncScript, Sequence[str], Sequence[str | int]]
 
 logger = logging.getLogger(__name__)
 
+_AT_ONCE = 16
+"""Connections for what is asked in passing; more wait until one is free, however long Redis takes to answer."""
 _POLL = 1.0
 _REMEMBERED = 20_000
 
@@ -55,7 +58,8 @@ class Store:
     """Intents, verdicts and standings.
 
     One subscription per process hears of every verdict; waiting also polls, so that a lost message costs a
-    second and no more. While an outage lasts every call raises StoreUnavailable at once.
+    second and no more. While an outage lasts every call raises StoreUnavailable at once. However many ask at once, that
+    makes none: they wait, and intents, limits, what clients read and everything else each only for their own kind.
     """
 
     def __init__(
@@ -70,10 +74,16 @@ class Store:
     ) -> None:
         self._durability = durability or DurabilitySettings()
         self._until_durable = durable.command(self._durability)
-        self._durable_seconds = more = durable.seconds(self._durability)
-        self._redis = connection.connect_async(url, timeout=PATIENCE + more, connect_timeout=PATIENCE)
-        lanes = connection.connect_async(url, connect_timeout=PATIENCE)
-        self._lanes = Lanes(lanes, PATIENCE + more, self._until_durable)
+        self._redis = connection.connect_async(url, connect_timeout=PATIENCE)
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._intents = Lanes(
+            connection.connect_async(url, connect_timeout=PATIENCE),
+            PATIENCE + durable.seconds(self._durability),
+            self._until_durable,
+        )
+        self._limits, self._reads = (
+            Lanes(connection.connect_async(url, connect_timeout=PATIENCE), PATIENCE) for _ in range(2)
+        )
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._outage = outage
@@ -91,17 +101,18 @@ class Store:
     async def close(self) -> None:
         """Stop listening and close the connections."""
         await end(*self._tasks)
-        await self._lanes.close()
+        for lanes in (self._intents, self._limits, self._reads):
+            await lanes.close()
         await self._redis.aclose()
 
     async def open(self, generation: Generation) -> None:
-        """Write the intent, durably where the settings say so. Raises StoreUnavailable, after `PATIENCE` seconds and
-        what durability may take at most.
+        """Write the intent, durably where the settings say so. Raises StoreUnavailable, where Redis is silent for
+        `PATIENCE` seconds and what durability may take.
         """
         lost_at = time.time() + self._settings.lost_after
         intent = orjson.dumps(generation.intent())
-        async with self._asking(self._durable_seconds):
-            written, durably = await self._lanes.ask(
+        async with self._asking():
+            written, durably = await self._intents.ask(
                 open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
             )
             answers = [written] if self._until_durable is None else [written, durably]
@@ -123,12 +134,12 @@ class Store:
 
     async def standings(self, fields: Sequence[str]) -> list[bytes | None]:
         """Those fields of the `standings` hash. Raises StoreUnavailable."""
-        async with self._asking_aside():
+        async with self._asking_alone():
             return cast("list[bytes | None]", await self._redis.hmget(STANDINGS, list(fields)))
 
     async def standing(self, backend: str) -> tuple[dict[bytes, bytes], int]:
         """A backend's `standing` hash, and how many of its units are not in it yet. Raises StoreUnavailable."""
-        async with self._asking_aside():
+        async with self._asking_in_turn():
             pipeline = self._redis.pipeline(transaction=True)
             pipeline.hgetall(standing_key(backend))
             pipeline.llen(units_key(backend))
@@ -137,24 +148,35 @@ class Store:
 
     async def store_standing(self, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> bool:
         """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
-        async with self._asking_aside():
+        async with self._asking_in_turn():
             return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
 
     def script(self, text: str) -> AsyncScript:
-        """A script for `call` and `call_all`."""
+        """A script for `call`, `count` and `call_all`."""
         return self._redis.register_script(text)
 
     async def call(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
-        """What a script answers, in one round trip. Raises StoreUnavailable."""
-        async with self._asking_aside():
+        """What a script answers. Raises StoreUnavailable."""
+        async with self._asking_in_turn():
             return await script(keys=list(keys), args=list(arguments))
+
+    async def count(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """What a script answers that lets a request in, and that can be repeated: one round trip, which those who ask
+        meanwhile share. Raises StoreUnavailable.
+        """
+        given = (len(keys), *keys, *arguments)
+        async with self._asking_aside():
+            said, _ = await self._limits.ask(("EVALSHA", script.sha, *given))
+            if isinstance(said, NoScriptError):
+                said, _ = await self._limits.ask(("EVAL", cast("str", script.script), *given))
+            return _told(said)
 
     async def call_all(self, calls: Iterable[Call], mark: tuple[str, str]) -> None:
         """Call scripts, all or none, and leave a mark that it was done: a key and its value, for an hour.
 
         Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
         """
-        async with self._asking_aside(), self._redis.pipeline(transaction=True) as pipeline:
+        async with self._asking_alone(), self._redis.pipeline(transaction=True) as pipeline:
             for script, keys, arguments in calls:
                 await script(keys=list(keys), args=list(arguments), client=pipeline)
             pipeline.set(*mark, ex=3600)
@@ -165,12 +187,12 @@ class Store:
     async def marked(self, mark: tuple[str, str]) -> bool:
         """Whether this is the mark that was left last. Raises StoreUnavailable."""
         key, value = mark
-        async with self._asking_aside():
+        async with self._asking_alone():
             return cast("bytes | None", await self._redis.get(key)) == value.encode()
 
     async def keys(self, known: bytes | None) -> tuple[bytes | None, list[bytes] | None]:
         """The version of the client keys, and all of them unless it is `known` (None). Raises StoreUnavailable."""
-        async with self._asking_aside():
+        async with self._asking_alone():
             version = await self._redis.get(KEYS_VERSION)
             if version is not None and version == known:
                 return version, None
@@ -180,9 +202,14 @@ class Store:
             version, stored = await pipeline.execute()
         return version, stored
 
+    async def all_keys(self) -> list[bytes]:
+        """The client keys as they are stored. Raises StoreUnavailable."""
+        async with self._asking_in_turn():
+            return cast("list[bytes]", await self._redis.hvals(KEYS))
+
     async def key(self, name: str) -> bytes | None:
         """One client key as it is stored. Raises StoreUnavailable."""
-        async with self._asking_aside():
+        async with self._asking_in_turn():
             return cast("bytes | None", await self._redis.hget(KEYS, name))
 
     async def wait(self, id: str, seconds: float) -> dict[str, Any] | None:
@@ -205,10 +232,9 @@ class Store:
 
         async def look() -> dict[str, Any] | None:
             nonlocal asked
-            found = await self.verification(id)
-            if found is None and asked is None:
-                asked = await self.intent(id)
-                found = await self.verification(id) if asked is None else None  # decided between the two looks
+            # One read, whatever is found, so that it does not tell an id of others from one that nobody has.
+            found, intent = await self._documents(verdict_key(id), intent_key(id))
+            asked = intent or asked
             known = found or asked
             if known is None or known.get("owner") != owner:
                 raise NotFound("there is no such verification")
@@ -263,25 +289,27 @@ class Store:
             self._mine.popitem(last=False)
 
     async def _document(self, key: str) -> dict[str, Any] | None:
-        async with self._asking():
-            data = await self._redis.get(key)
-        if data is None:
-            return None
-        found = orjson.loads(data)
-        assert isinstance(found, dict)
+        return (await self._documents(key))[0]
+
+    async def _documents(self, *keys: str) -> list[dict[str, Any] | None]:
+        async with self._asking_aside():
+            stored = _told((await self._reads.ask(("MGET", *keys)))[0])
+        found = [None if data is None else orjson.loads(data) for data in stored]
+        assert all(each is None or isinstance(each, dict) for each in found)
         return found
 
     @contextlib.asynccontextmanager
-    async def _asking(self, more: float = 0.0) -> AsyncIterator[None]:
+    async def _asking(self) -> AsyncIterator[None]:
         if self._outage.down:
             raise StoreUnavailable("redis does not answer")
         try:
-            async with asyncio.timeout(PATIENCE + more):
-                yield
+            yield
         except OutOfMemoryError as error:
             # It answers everything else, and has room again once evidence expires.
             raise StoreUnavailable("redis is full") from error
         except (RedisError, OSError, TimeoutError, durable.NotDurable) as error:
+            if connection.our_own(error):
+                raise StoreUnavailable("there is no connection left for redis") from error
             self._outage.failed(error)
             raise StoreUnavailable("redis does not answer") from error
 
@@ -294,13 +322,26 @@ class Store:
             except ResponseError as error:
                 raise StoreUnavailable("redis refuses") from error
 
+    @contextlib.asynccontextmanager
+    async def _asking_alone(self) -> AsyncIterator[None]:
+        """As `_asking_aside`, on a connection of one's own: for the few who ask on their own account."""
+        async with self._asking_aside(), Patience(PATIENCE):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _asking_in_turn(self) -> AsyncIterator[None]:
+        """As `_asking_alone`, for those who ask for a client, however many they are."""
+        async with self._places, self._asking_alone():
+            yield
+
     async def _listen(self) -> None:
         """Wake whoever waits for a verdict, for ever; after an outage subscribe again."""
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError, StoreUnavailable):
                 if not self._outage.down:
                     async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
-                        await channel.subscribe(VERDICTS)
+                        async with Patience(PATIENCE):
+                            await channel.subscribe(VERDICTS)
                         await self._hear(channel)
             await asyncio.sleep(_POLL / 2)
 
@@ -330,5 +371,12 @@ class Store:
     async def _push(self, ids: Iterable[str]) -> None:
         lost_at = time.time() + self._settings.lost_after
         if scores := dict.fromkeys(ids, lost_at):
-            async with self._asking():
+            async with self._asking_alone():
                 await self._redis.zadd(OPEN, scores, xx=True)
+
+
+def _told(said: Any) -> Any:
+    """An answer of `Lanes.ask`; raises the error that it is."""
+    if isinstance(said, Exception):
+        raise said
+    return said

@@ -7,6 +7,7 @@ everything rq does work there too. While the slot moves, Redis counts as down. U
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import redis.asyncio.sentinel as async_sentinel
@@ -21,6 +22,7 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     MasterDownError,
+    MaxConnectionsError,
     MovedError,
     RedisError,
     ResponseError,
@@ -38,6 +40,10 @@ SLOT = key_slot(TAG.encode())
 
 _MISPLACED = ("WRONGTYPE", "not an integer", "not a valid float", "not a float")
 """In what Redis says of a value that is no number, or of another type than the command is for."""
+_NO_MOST = 2**31
+"""Connections of one client: as many as ask at once, which is for those to bound; a pool that refuses looks like an
+outage."""
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EAGAIN}
 _ELSEWHERE = (MovedError, AskError, ClusterDownError, TryAgainError, MasterDownError)
 
 
@@ -65,6 +71,7 @@ def connect(url: str, *, timeout: float | None = None, connect_timeout: float = 
                 pool = _Masters("", _Slot(where.hosts, asking), slot=True, **where.pool(given))
             case _:
                 pool = ConnectionPool.from_url(url, **given)
+        pool.max_connections = _NO_MOST
         pool.make_connection()
     except (ValueError, TypeError, RedisError):
         raise SettingsError("redis_url", EXPECTED) from None
@@ -89,6 +96,7 @@ def connect_async(
                 pool = _AsyncMasters("", _AsyncSlot(where.hosts, asking), slot=True, **where.pool(given))
             case _:
                 pool = AsyncConnectionPool.from_url(url, **given)
+        pool.max_connections = _NO_MOST
         pool.connection_class = type("Connection", (_Reset, pool.connection_class), {})
         pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError):
@@ -104,6 +112,15 @@ def of_cluster(redis: Redis) -> bool:
 def about_one_key(error: BaseException) -> bool:
     """Whether an error says that something else is under one name than what belongs there, and nothing about Redis."""
     return isinstance(error, ResponseError) and any(sign in str(error) for sign in _MISPLACED)
+
+
+def our_own(error: BaseException | None) -> bool:
+    """Whether an error says that this machine has no more connections to give, and nothing about Redis."""
+    while error is not None:
+        if isinstance(error, MaxConnectionsError) or (isinstance(error, OSError) and error.errno in _OURS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class _Reset:

@@ -120,7 +120,11 @@ local function until_fits(list, used, limit, cost)
   return 0
 end
 
-if most_at_once > 0 or budget > 0 then let_lost_go() end
+if most_at_once > 0 or budget > 0 then
+  let_lost_go()
+  -- Asked again because the answer was lost: what is held for it already is its own.
+  if redis.call('ZSCORE', KEYS[2], lease) then let_go(lease) end
+end
 
 if budget > 0 then
   local label
@@ -237,6 +241,8 @@ least, and 1 where it is open, and where it is known.
 Answers: why it is refused ('' where it is not: `quota`, `held`, `size`, `tokens`, `concurrency`, `requests`), ms until
 it may come again (−1 is never); requests left and ms until none counts any more, the same of tokens; the budget left
 and ms until it starts again (−1 is never); tokens reserved of the minute, and of the budget; the time.
+
+Asked again with the same id it holds what it held before, once; of the minute it may count twice.
 """
 
 SETTLE = CLOCK + _COMMON + _SETTLE

@@ -45,8 +45,7 @@ _wanted = msgspec.json.Decoder(_Wanted)
 @router.get("")
 async def listed(services: TheServices, admin: Admin) -> dict[str, Any]:
     """Every key, of the settings and of Redis; nothing that would let anybody in."""
-    _, stored = await services.store.keys(None)
-    found, _ = keys.read(stored or ())
+    found, _ = keys.read(await services.store.all_keys())
     return {"object": "list", "data": [_shown(key) for key in (*services.settings.keys, *found)]}
 
 

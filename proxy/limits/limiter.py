@@ -100,7 +100,7 @@ class Limiter:
         limits = client.limits
         admission = Admission(client, limits)
         try:
-            said = await self._store.call(self._admit, counted_keys(client.id), _asked(limits, admission.lease, cost))
+            said = await self._store.count(self._admit, counted_keys(client.id), _asked(limits, admission.lease, cost))
         except StoreUnavailable:
             self._metrics.unlimited.add(1)
             return admission
