@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-_AGAIN = 0.1
+AGAIN = 0.1
+"""Seconds after which somebody who still runs is cancelled once more."""
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
@@ -18,4 +19,4 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
     while running:
         for task in running:
             task.cancel()
-        _, running = await asyncio.wait(running, timeout=_AGAIN)
+        _, running = await asyncio.wait(running, timeout=AGAIN)

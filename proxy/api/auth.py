@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from policies.errors import AuthenticationFailed, KeysUnavailable, StoreUnavailable
 from policies.settings import ClientKey, LimitSettings, hash_key
@@ -19,6 +20,7 @@ _NO_KEY = "this machine (no keys are set)"
 _THIS_MACHINE = "local"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([0-9a-z_.-]{1,254}))(?::([0-9]{0,5}))?")
+_LONGEST_HOST = 254 + len(":65535")
 _LABEL = re.compile(r"[0-9a-z_](?:[0-9a-z_-]{0,61}[0-9a-z_])?")
 _WEB = re.compile(rb"https?://", re.IGNORECASE)
 
@@ -107,6 +109,7 @@ class Keys:
         return None if limits.unlimited else limits
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether an address literal is this machine's own."""
     try:
@@ -123,7 +126,13 @@ def names_this_machine(authority: bytes) -> bool:
     That is a loopback address (IPv6 in brackets), `localhost` or a name below it, which no resolver may send
     elsewhere (RFC 6761 6.3).
     """
-    found = _HOST.fullmatch(authority.strip(b" \t").decode("latin-1").lower())
+    plain = authority.strip(b" \t")
+    return len(plain) <= _LONGEST_HOST and _names_this_machine(plain)
+
+
+@lru_cache(maxsize=256)
+def _names_this_machine(authority: bytes) -> bool:
+    found = _HOST.fullmatch(authority.decode("latin-1").lower())
     if found is None or int(found[3] or 0) > 65535:
         return False
     if found[1] is not None:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Send
 from policies.errors import ApiError, RequestTimeout, RequestTooLarge, UnsupportedMedia
 from proxy.tap.rawjson import write
 from proxy.tap.words import said
-from proxy.tasks import end
+from proxy.tasks import AGAIN
 
 LINGER_SECONDS = 2.0
 """How long what a refused client still sends is thrown away."""
@@ -93,19 +93,30 @@ async def unless_client_leaves(
     One watcher covers every phase: waiting for the backend's headers, streaming, a blocked write, an inline
     wait. `work` cleans up without awaiting, so the backend's connection is closed at once.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = 0
+
+    async def watch() -> None:
+        nonlocal cancelled
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if delivered():
+            return
+        # More than once, as `tasks.end` does.
+        while True:
+            cancelled += 1
+            task.cancel()
+            await asyncio.sleep(AGAIN)
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done() and delivered():
-            await asyncio.wait((working,))
+        await work
+    except asyncio.CancelledError:
+        for _ in range(cancelled):
+            task.uncancel()
+        # Somebody else may have cancelled us, too.
+        if not cancelled or task.cancelling():
+            raise
     finally:
         watching.cancel()
-        await end(working)
-    if not working.cancelled():
-        working.result()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
