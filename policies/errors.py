@@ -217,6 +217,14 @@ class QuotaExceeded(RateLimited):
     code = "insufficient_quota"
 
 
+class UnsupportedTransfer(ApiError):
+    """The body comes in a transfer coding that is not undone here."""
+
+    status = 501
+    type = "invalid_request_error"
+    code = "unsupported_transfer"
+
+
 class VerificationFailed(ApiError):
     """The answer was rejected and the policy is to withhold it."""
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httptools
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from policies.errors import (
@@ -14,16 +15,21 @@ from policies.errors import (
     HeadersTooLarge,
     InvalidRequest,
     RequestTimeout,
+    UnsupportedMedia,
+    UnsupportedTransfer,
     UriTooLong,
 )
 from policies.settings import BoundsSettings
-from proxy.relay.asgi import LINGER_SECONDS
+from proxy.relay.asgi import LINGER_SECONDS, refuse_body
 from proxy.tap.rawjson import write
 
 _PER_HEADER = 4
 """Bytes of a header that are neither its name nor its value."""
 
 _BODIED = (b"content-length", b"transfer-encoding")
+_VERSIONS = ("1.0", "1.1")
+_MOST_PIPELINED = 64
+"""Requests of one connection that wait for the one before them."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -31,7 +37,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Whatever uvicorn itself would answer in plain text is an OpenAI-shaped error here. A second Host, or none, is
     refused; what the parser refuses already (both lengths, two lengths, folded headers, NUL) stays refused. Trailers
-    are dropped: nobody may add to a head that was already decided upon.
+    are dropped: nobody may add to a head that was already decided upon. Together they, or what a chunk says beside its
+    length, or blank lines, may be as long as a head: the parser keeps a part of them until it ends.
+
+    Whoever was answered before its body was whole has as long for the rest of it as for a head.
     """
 
     bounds = BoundsSettings()
@@ -62,7 +71,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes came."""
         if self._over:
             return
-        self._unset_keepalive_if_required()
         self._fed += len(data)
         try:
             self.parser.feed_data(data)
@@ -72,18 +80,19 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidRequest("this is not a valid HTTP/1.1 request", code="bad_http"))
             return
-        if self._heading:
-            # A header that has not ended is known to nobody but the parser.
-            if self._fed > self.bounds.head_bytes:
-                self._refuse(self._too_long())
-            elif self._patience is None:
+        if self._fed > self.bounds.head_bytes:
+            # A header, or a trailer, that has not ended is known to nobody but the parser.
+            self._refuse(self._too_long())
+        elif self._heading:
+            if self._patience is None:
                 self._be_patient(True)
-        elif not self._bodying and (self.cycle is None or self.cycle.response_complete):
+        elif not self._bodying and self._is_answered() and self.timeout_keep_alive_task is None:
             self._wait_for_a_head()
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._heading = True
         self._head = 0
 
@@ -107,6 +116,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is whole."""
         self._heading, self._bodying = False, True
         self._be_patient(False)
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._stop(InvalidRequest("HTTP/1.1 is spoken here", code="bad_http"))
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            self._stop(UnsupportedTransfer("a request body comes chunked or as it is"))
+        if sum(name == b"content-encoding" for name, _ in self.headers) > 1:
+            self._stop(UnsupportedMedia("a request body has one content-encoding, and none that changes it"))
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             self._stop(InvalidRequest("a request has one Host header", code="bad_host"))
@@ -114,11 +130,31 @@ class BoundedProtocol(HttpToolsProtocol):
             # The parser takes what follows for another protocol.
             self._stop(InvalidRequest("there is nothing to upgrade to; ask without", code="bad_http"))
         super().on_headers_complete()
+        self._fed = 0
+        if len(self.pipeline) > _MOST_PIPELINED:
+            self._stop(InvalidRequest("too many requests wait on this connection", code="too_many_requests"))
+
+    def on_chunk_header(self) -> None:
+        """The length of a chunk, and whatever was said beside it."""
+        self._fed = 0
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._fed = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole; what comes next is another one."""
         super().on_message_complete()
         self._bodying, self._fed = False, 0
+        self._be_patient(False)
+
+    def on_response_complete(self) -> None:
+        """An answer is out."""
+        super().on_response_complete()
+        if self._bodying and self._is_answered() and not self._over and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._be_patient(True)
 
     def send_400_response(self, msg: str) -> None:
         """As JSON."""
@@ -126,30 +162,42 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_long(self) -> ApiError:
         most = f"{self.bounds.headers} headers or {self.bounds.head_bytes} bytes"
-        return HeadersTooLarge(f"the request's head has more than {most}")
+        return HeadersTooLarge(f"the request's {'head has' if self._heading else 'trailers have'} more than {most}")
 
     def _stop(self, error: ApiError) -> None:
         """Make the parser give up; it says so to whoever feeds it."""
         self._refusal = error
         raise ValueError(error.message)
 
+    def _is_answered(self) -> bool:
+        """Whether nobody waits for an answer to the newest request."""
+        return self.cycle is None or self.cycle.response_complete
+
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error and close. Where the answer to an earlier request is on its way, that one is the last.
+        """Answer with an error and close. Where the answer to an earlier request is on its way, that one is the last;
+        where the answer to this one is out, nothing more is said.
 
         Closing at once would reset the connection and lose the answer, so what still comes is thrown away for a moment.
         """
         self._over = True
         self._be_patient(False)
+        self._unset_keepalive_if_required()
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        said = self._bodying and self._is_answered() and cycle is not None and cycle.scope is self.scope
+        if not self._is_answered():
             cycle.keep_alive = False
             if cycle.response_started or not cycle.more_body:
                 return
+            if self.pipeline:
+                # It is the last of those that wait, and says so when it is its turn.
+                self.pipeline[0] = (cycle, _Refusal(error))  # type: ignore[assignment]
+                return
             cycle.disconnected = True
             cycle.message_event.set()
-        body = write(error.body())
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        if not said:
+            body = write(error.body())
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
@@ -167,6 +215,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._patience = None
         if not self.transport.is_closing():
             self._refuse(RequestTimeout(f"the request's head took over {self.bounds.head_seconds:g} seconds"))
+
+
+class _Refusal:
+    """An application with one answer."""
+
+    def __init__(self, error: ApiError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await refuse_body(receive, send, self._error)
 
 
 def bounded(bounds: BoundsSettings) -> type[BoundedProtocol]:

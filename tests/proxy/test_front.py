@@ -4,82 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import time
-import tracemalloc
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import CHAT, Rig
+from tests.proxy.conftest import Rig
+from tests.proxy.raw import BODY, CLOSE, HOST, POST, WHOLE, MakeRig, Wire, ask, error_of, length, memory, works
 from tests.support import wire
-
-MakeRig = Callable[..., Rig]
-POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
-HOST = b"host: localhost\r\n"
-CLOSE = b"connection: close\r\n"
-BODY = json.dumps(CHAT).encode()
-
-
-def _length(body: bytes = BODY) -> bytes:
-    return b"content-length: %d\r\n" % len(body)
-
-
-WHOLE = POST + HOST + CLOSE + _length() + b"\r\n" + BODY
-
-
-class Wire:
-    """A client's socket."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=10)
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, parts: Iterable[bytes]) -> None:
-        """Send what is taken; the other side may have had enough."""
-        try:
-            for part in parts:
-                self.socket.sendall(part)
-        except ConnectionError:
-            pass
-
-    def rest(self) -> bytes:
-        """Everything that comes until the other side closes."""
-        parts = []
-        try:
-            while data := self.socket.recv(65536):
-                parts.append(data)
-        except ConnectionResetError:
-            pass
-        return b"".join(parts)
-
-
-def _ask(rig: Rig, *parts: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and error of the answer, the only one, to these bytes."""
-    with Wire(rig) as client:
-        client.send(parts)
-        return _error(client.rest())
-
-
-def _error(answer: bytes) -> tuple[int, dict[str, Any]]:
-    assert answer.startswith(b"HTTP/1.1 "), answer[:500]
-    assert answer.count(b"HTTP/1.1 4") + answer.count(b"HTTP/1.1 5") == 1, answer[:500]
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head.lower(), head
-    error: dict[str, Any] = json.loads(body)["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return int(head.split(b" ")[1]), error
-
-
-def _works(rig: Rig) -> None:
-    rig.backend.script = [wire.whole(wire.BODY)]
-    assert rig.chat().status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -89,6 +21,7 @@ def _works(rig: Rig) -> None:
         ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"], "bad_http"),  # TLS
         ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], "bad_http"),
         ([b"GET /healthz HTTP/9.9\r\n", HOST, b"\r\n"], "bad_http"),
+        ([b"GET /healthz HTTP/2.0\r\n", HOST, b"\r\n"], "bad_http"),
         ([POST, HOST, b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"], "bad_http"),
         ([POST, HOST, b"content-length: 5\r\ncontent-length: 6\r\n\r\nabcde"], "bad_http"),
         ([POST, HOST, b"content-length: 5\r\ncontent-length: 5\r\n\r\nabcde"], "bad_http"),
@@ -107,10 +40,10 @@ def _works(rig: Rig) -> None:
     ],
 )
 def test_what_is_no_request_of_one_meaning(rig: Rig, parts: list[bytes], code: str) -> None:
-    status, error = _ask(rig, *parts)
+    status, error = ask(rig, *parts)
     assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
     assert rig.backend.requests == []
-    _works(rig)
+    works(rig)
 
 
 @pytest.mark.parametrize(
@@ -118,22 +51,22 @@ def test_what_is_no_request_of_one_meaning(rig: Rig, parts: list[bytes], code: s
     [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/v1/models", 405)],
 )
 def test_paths_and_methods(rig: Rig, method: str, path: str, status: int) -> None:
-    found, _ = _ask(rig, f"{method} {path} HTTP/1.1\r\n".encode(), HOST, CLOSE, b"\r\n")
+    found, _ = ask(rig, f"{method} {path} HTTP/1.1\r\n".encode(), HOST, CLOSE, b"\r\n")
     assert found == status
 
 
 @pytest.mark.parametrize("many", [1, 7, 100_000])
 def test_an_endless_header(rig: Rig, many: int) -> None:
-    before = _memory()
+    before = memory()
     parts = (b"x" * many for _ in range(40_000_000 // many if many > 10 else 100_000))
-    status, error = _ask(rig, POST, HOST, b"x-a: ", *([b"".join(parts)] if many < 10 else parts))
+    status, error = ask(rig, POST, HOST, b"x-a: ", *([b"".join(parts)] if many < 10 else parts))
     assert (status, error["code"]) == (431, "headers_too_large")
-    assert _memory() - before < 64_000_000
-    _works(rig)
+    assert memory() - before < 64_000_000
+    works(rig)
 
 
 def test_a_million_headers(rig: Rig) -> None:
-    status, error = _ask(rig, POST, HOST, b"a:\r\n" * 1_000_000)
+    status, error = ask(rig, POST, HOST, b"a:\r\n" * 1_000_000)
     assert (status, error["code"]) == (431, "headers_too_large")
 
 
@@ -143,8 +76,8 @@ def test_headers_up_to_the_bounds_are_read(make_rig: MakeRig) -> None:
     with Wire(rig) as client:
         client.send([start, b"x-a: b\r\n" * 18, b"\r\n"])
         assert client.rest().startswith(b"HTTP/1.1 200 ")
-    assert _ask(rig, start, b"x-a: b\r\n" * 19, b"\r\n")[0] == 431
-    assert _ask(rig, start, b"x-a: " + b"b" * 4100, b"\r\n\r\n")[0] == 431
+    assert ask(rig, start, b"x-a: b\r\n" * 19, b"\r\n")[0] == 431
+    assert ask(rig, start, b"x-a: " + b"b" * 4100, b"\r\n\r\n")[0] == 431
     long = b"GET /healthz?" + b"a" * 980
     with Wire(rig) as client:
         client.send([long, b" HTTP/1.1\r\n", HOST, CLOSE, b"\r\n"])
@@ -154,9 +87,9 @@ def test_headers_up_to_the_bounds_are_read(make_rig: MakeRig) -> None:
 @pytest.mark.parametrize("cut", [1, 1000, 100_000])
 def test_an_endless_url(rig: Rig, cut: int) -> None:
     parts = [b"a" * cut] * (10_000_000 // cut) if cut > 1 else [b"a" * 100_000]
-    status, error = _ask(rig, b"GET /", *parts)
+    status, error = ask(rig, b"GET /", *parts)
     assert (status, error["code"]) == (414, "uri_too_long")
-    _works(rig)
+    works(rig)
 
 
 def test_a_head_that_trickles(make_rig: MakeRig) -> None:
@@ -167,7 +100,7 @@ def test_a_head_that_trickles(make_rig: MakeRig) -> None:
         for _ in range(4):
             client.send([b"x-a: b\r\n"])
             time.sleep(0.1)
-        status, error = _error(client.rest())
+        status, error = error_of(client.rest())
     assert (status, error["code"]) == (408, "request_timeout")
     assert 0.4 < time.monotonic() - start < 3
 
@@ -180,35 +113,44 @@ def test_a_head_that_comes_in_pieces_in_time(rig: Rig) -> None:
         assert client.rest().startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("start", [b"", _length(b"x" * 100), b"transfer-encoding: chunked\r\n"])
+@pytest.mark.parametrize("start", [b"", length(b"x" * 100), b"transfer-encoding: chunked\r\n"])
 def test_a_body_that_never_comes(make_rig: MakeRig, start: bytes) -> None:
     rig = make_rig(bounds={"body_seconds": 0.4})
     if not start:
-        status, error = _ask(rig, POST, HOST, CLOSE, b"\r\n")
+        status, error = ask(rig, POST, HOST, CLOSE, b"\r\n")
         assert status == 400
         return
-    status, error = _ask(rig, POST, HOST, CLOSE, start, b"\r\n")
+    status, error = ask(rig, POST, HOST, CLOSE, start, b"\r\n")
     assert (status, error["code"]) == (408, "request_timeout")
     assert rig.backend.requests == []
-    _works(rig)
+    works(rig)
 
 
-@pytest.mark.parametrize("coding", [b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"gzip, identity"])
+@pytest.mark.parametrize(
+    "coding", [b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"gzip, identity", b"identity\r\ncontent-encoding: gzip"]
+)
 def test_compressed_bodies(rig: Rig, coding: bytes) -> None:
     body = gzip.compress(b" " * 10_000_000)
-    status, error = _ask(rig, POST, HOST, CLOSE, _length(body), b"content-encoding: " + coding + b"\r\n\r\n", body)
+    status, error = ask(rig, POST, HOST, CLOSE, length(body), b"content-encoding: " + coding + b"\r\n\r\n", body)
     assert (status, error["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize("codings", [b"gzip, chunked", b"chunked, chunked", b"chunked\r\ntransfer-encoding: chunked"])
+def test_transfer_codings(rig: Rig, codings: bytes) -> None:
+    status, error = ask(rig, POST, HOST, CLOSE, b"transfer-encoding: " + codings + b"\r\n\r\n5\r\nabcde\r\n0\r\n\r\n")
+    assert (status, error["type"]) in ((501, "invalid_request_error"), (400, "invalid_request_error"))
+    assert rig.backend.requests == []
 
 
 def test_bodies_over_the_limit_are_not_read_to_their_end(make_rig: MakeRig) -> None:
     rig = make_rig(bounds={"request_bytes": 1000})
-    before = _memory()
+    before = memory()
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     sent = [b"transfer-encoding: chunked\r\n\r\n", *([chunk] * 100)]
-    assert _ask(rig, POST, HOST, CLOSE, *sent)[1]["code"] == "request_too_large"
-    assert _ask(rig, POST, HOST, CLOSE, b"content-length: 999999999999\r\n\r\n")[0] == 413
-    assert _ask(rig, POST, HOST, CLOSE, _length(b"x" * 1001), b"\r\n", b"x" * 1001)[0] == 413
-    assert _memory() - before < 16_000_000
+    assert ask(rig, POST, HOST, CLOSE, *sent)[1]["code"] == "request_too_large"
+    assert ask(rig, POST, HOST, CLOSE, b"content-length: 999999999999\r\n\r\n")[0] == 413
+    assert ask(rig, POST, HOST, CLOSE, length(b"x" * 1001), b"\r\n", b"x" * 1001)[0] == 413
+    assert memory() - before < 16_000_000
 
 
 def test_trailers_change_nothing_and_cost_nothing(rig: Rig) -> None:
@@ -222,7 +164,7 @@ def test_trailers_change_nothing_and_cost_nothing(rig: Rig) -> None:
 
 def test_pipelined_requests_are_answered_in_order_and_garbage_behind_them_ends_it(rig: Rig) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
-    keep = POST + HOST + _length() + b"\r\n" + BODY
+    keep = POST + HOST + length() + b"\r\n" + BODY
     with Wire(rig) as client:
         client.send([keep + b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n" + WHOLE])
         answers = client.rest()
@@ -244,7 +186,7 @@ def test_upgrades_are_not_taken_up(rig: Rig) -> None:
         with Wire(rig) as client:
             client.send([b"GET /healthz HTTP/1.1\r\n", HOST, upgrade, b"\r\n"])
             assert client.rest().startswith(b"HTTP/1.1 200 ")
-        assert _ask(rig, POST, HOST, upgrade, _length(), b"\r\n", BODY)[0] == 400
+        assert ask(rig, POST, HOST, upgrade, length(), b"\r\n", BODY)[0] == 400
 
 
 def test_connections_over_the_limit(make_rig: MakeRig) -> None:
@@ -253,7 +195,7 @@ def test_connections_over_the_limit(make_rig: MakeRig) -> None:
     clients = [Wire(rig) for _ in range(3)]
     time.sleep(0.1)
     with Wire(rig) as client:
-        status, error = _error(client.rest())
+        status, error = error_of(client.rest())
     assert (status, error["code"]) == (503, "too_many_connections")
     for one in clients:
         one.socket.close()
@@ -312,10 +254,3 @@ def test_deep_and_large_within_bounds_passes(rig: Rig) -> None:
     for _ in range(120):
         deep = [deep]
     assert rig.chat(padding=deep, text="[" * 100_000 + "\\" * 7 + '"' * 9 + "," * 3_000_000).status_code == 200
-
-
-def _memory() -> int:
-    if not tracemalloc.is_tracing():
-        tracemalloc.start()
-    tracemalloc.reset_peak()
-    return tracemalloc.get_traced_memory()[0]
