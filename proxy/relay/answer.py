@@ -21,6 +21,8 @@ from proxy.tap.types import Tap
 _WEIGHED = 1024 * 1024
 """Bytes read after which it is looked at again how much of them is held."""
 _NO_FAULT_OF_THE_REQUEST = (408, 429)
+TOO_LARGE = "too_large"
+"""Code and fault of an answer over a bound."""
 
 Headers = list[tuple[bytes, bytes]]
 Sink = Callable[[bytes], Awaitable[None]]
@@ -65,7 +67,7 @@ class Answer:
                     for piece in decoder.decode(data):
                         record.received += len(piece)
                         if limit is not None and record.received > limit:
-                            raise UpstreamFailed("the backend's answer is too long")
+                            raise UpstreamFailed("the backend's answer is over a bound", code=TOO_LARGE)
                         out = tap.feed(piece)
                         if record.received >= weighed:
                             weighed = record.received + _WEIGHED
@@ -94,7 +96,7 @@ class Answer:
         error = await self.pump(response, tap, keep, limit)
         parts.append(tap.close(fault_of(error)))
         if tap.failed and error is None:
-            error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or "too_large")
+            error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or TOO_LARGE)
         return b"".join(parts), error
 
     async def verdict(self) -> dict[str, Any]:
@@ -133,4 +135,6 @@ def fault_of(error: ApiError | None) -> str | None:
     """What a tap is told of what broke its answer."""
     if error is None:
         return None
-    return "upstream_timeout" if isinstance(error, UpstreamTimeout) else "upstream_closed"
+    if isinstance(error, UpstreamTimeout):
+        return "upstream_timeout"
+    return TOO_LARGE if error.error_code == TOO_LARGE else "upstream_closed"

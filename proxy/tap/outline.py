@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 _PIECE = 256 * 1024
 _QUOTE, _COMMA = b'",'
-_OPEN_OBJECT, _OPEN_ARRAY = b"{["
-_SHUT_OBJECT, _SHUT_ARRAY = b"}]"
+_STEPS = np.zeros(256, np.int64)
+_STEPS[list(b"{[")] = 1
+_STEPS[list(b"}]")] = -1
+_BUT_BRACKETS, _BUT_MARKS = (bytes(set(range(256)).difference(kept)) for kept in (b'"{}[]', b'",{}[]'))
 
 
 def size_of(data: bytes | Raw) -> int:
@@ -23,10 +25,10 @@ def size_of(data: bytes | Raw) -> int:
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
-    """Whether objects and arrays stand more than `limit` deep inside each other."""
+    """Whether objects and arrays stand more than `limit` deep inside each other; of few of them it is told at once."""
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
-    return any(int(depths.max(initial=0)) > limit for _, depths in _structure(data))
+    return any(int(depths.max(initial=0)) > limit for _, depths in _structure(data, _BUT_BRACKETS))
 
 
 def has_more_values(data: bytes, limit: int) -> bool:
@@ -34,8 +36,8 @@ def has_more_values(data: bytes, limit: int) -> bool:
     if 1 + data.count(b",") + data.count(b"{") + data.count(b"[") <= limit:
         return False
     found = 1
-    for marks, _ in _structure(data):
-        found += int(((marks == _COMMA) | (marks == _OPEN_OBJECT) | (marks == _OPEN_ARRAY)).sum())
+    for marks, _ in _structure(data, _BUT_MARKS):
+        found += int((_STEPS[marks] >= 0).sum())
     return found > limit
 
 
@@ -44,37 +46,36 @@ def is_wider(data: bytes, depth: int, limit: int) -> bool:
     if data.count(b",") <= limit:
         return False
     found = 0
-    for marks, depths in _structure(data):
+    for marks, depths in _structure(data, _BUT_MARKS):
         found += int(((marks == _COMMA) & (depths <= depth)).sum())
         if found > limit:
             return True
     return False
 
 
-def _structure(data: bytes) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Commas and brackets outside strings, piece by piece, each with the depth it stands at (a container's own
-    brackets stand inside it)."""
-    escaped, inside, depth = False, 0, 0
+def _structure(data: bytes, dropped: bytes) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Commas and brackets outside strings that are not `dropped`, piece by piece, each with the depth it stands at (a
+    container's own brackets stand inside it)."""
+    escaped, inside, depth = False, False, 0
     for at in range(0, len(data), _PIECE):
         piece = data[at : at + _PIECE]
         if escaped:
             piece = piece[1:]
         piece, escaped = _unescaped(piece)
+        # What a mark stands in is told by how many quotes are before it, odd or even: pairs of them can go.
+        piece = piece.translate(None, dropped).replace(b'""', b"")
         marks = np.frombuffer(piece, np.uint8)
-        if not marks.size:
-            continue
-        quotes = marks == _QUOTE
-        strings = np.bitwise_xor.accumulate(quotes) ^ bool(inside)
-        inside = int(strings[-1])
-        marks = marks[~strings & ~quotes]
-        opening = (marks == _OPEN_OBJECT) | (marks == _OPEN_ARRAY)
-        shutting = (marks == _SHUT_OBJECT) | (marks == _SHUT_ARRAY)
-        kept = opening | shutting | (marks == _COMMA)
-        marks, opening, shutting = marks[kept], opening[kept], shutting[kept]
-        after = depth + np.cumsum(opening.astype(np.int64) - shutting)
+        if inside or b'"' in piece:
+            quotes = marks == _QUOTE
+            strings = np.bitwise_xor.accumulate(quotes) ^ inside
+            if len(marks):
+                inside = bool(strings[-1])
+            marks = marks[~strings & ~quotes]
+        steps = _STEPS[marks]
+        after = depth + np.cumsum(steps)
         if len(marks):
             depth = int(after[-1])
-        yield marks, after + shutting
+        yield marks, after + (steps < 0)
 
 
 def _unescaped(piece: bytes) -> tuple[bytes, bool]:

@@ -29,10 +29,9 @@ class RestreamTap(WholeTap):
 
     def answer(self, body: bytes) -> bytes:
         """The events of an answer that arrived whole."""
+        if is_deeper(body, self.allowed.depth):
+            return self.over("too_deep")
         top = read_object(body)
-        if top is None and is_deeper(body, self.allowed.depth):
-            self.collector.fault("too_deep")
-            return self.ended("too_deep")
         if top is not None and not is_null(top.get("error")):
             self.collector.fault("upstream_error")
             self.done = DONE

@@ -59,6 +59,8 @@ class Splitter:
                 yield Event([event + b"\n", b"\n"], event[6:])
             else:
                 yield from self._push(event + b"\n\n")
+                if self.overflow:
+                    return
 
     def _push(self, data: bytes) -> Iterator[Event]:
         """The same for any bytes."""

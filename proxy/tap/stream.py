@@ -123,10 +123,10 @@ class StreamTap(BaseTap):
 
     def _frame(self, event: Event) -> bytes:
         data = event.data or b""
+        if is_deeper(data, self.allowed.depth):
+            return self._fail("too_deep")
         top = read_object(data)
         if top is None:
-            if is_deeper(data, self.allowed.depth):
-                return self._fail("too_deep")
             if data.strip():
                 self.begun = True
                 self.collector.fault("invalid_json")

@@ -52,15 +52,19 @@ class WholeTap(BaseTap):
         """What the client gets when the body did not arrive whole."""
         return error_body(fault)
 
+    def over(self, fault: str) -> bytes:
+        """What the client gets of a body over a bound."""
+        self.failed = True
+        self.fault = fault
+        self.collector.fault(fault)
+        return self.ended(fault)
+
     def answer(self, body: bytes) -> bytes:
         """The client's view of a body that arrived whole."""
+        if is_deeper(body, self.allowed.depth):
+            return self.over("too_deep")
         top = read_object(body)
         if top is None:
-            if is_deeper(body, self.allowed.depth):
-                self.failed = True
-                self.fault = "too_deep"
-                self.collector.fault("too_deep")
-                return self.ended("too_deep")
             self.collector.fault("invalid_json")
             return without_verdict(body)
         if not is_null(top.get("error")) and is_null(top.get("choices")):
@@ -77,8 +81,8 @@ class WholeTap(BaseTap):
 class PassTap(BaseTap):
     """An answer that carries no generation: one with an error status.
 
-    It passes as it is. JSON is held until it is whole (up to `max_bytes`) so that nothing in it can pose as a
-    verdict.
+    It passes as it is. JSON is held until it is whole, so that nothing in it can pose as a verdict; whoever feeds it
+    knows how long an error may be.
     """
 
     def __init__(self, prepared: Prepared, allowed: Allowed, *, json: bool) -> None:
@@ -92,17 +96,18 @@ class PassTap(BaseTap):
         if self._body is None:
             return data
         self._body += data
-        if len(self._body) > self.allowed.line:
-            body, self._body = bytes(self._body), None
-            return body
         return b""
 
     def close(self, fault: str | None = None) -> bytes:
-        """What was kept."""
+        """What was kept; nothing after a fault, for half a JSON body helps nobody."""
+        body, self._body = bytes(self._body or b""), None
+        if fault is None and is_deeper(body, self.allowed.depth):
+            self.failed = True
+            self.fault = fault = "too_deep"
         if fault is not None:
             self.collector.fault(fault)
-        body, self._body = self._body, None
-        return without_verdict(bytes(body)) if body else b""
+            return b""
+        return without_verdict(body)
 
     @property
     def held(self) -> int:
