@@ -17,8 +17,8 @@ class BoundsSettings(Section):
         connections: clients' connections to one process at a time.
         head_bytes: a request's line and headers, and whatever else is neither head nor body: trailers, chunk
             extensions. `url_bytes`: its URL. `headers`: how many headers.
-        head_seconds: until the head is whole, from its first byte on; and from its answer on, until a body is whole that
-            did not matter for it. `body_seconds`: until the body is.
+        head_seconds: until the head is whole, from its first byte on; and until a body is that was answered before it
+            was whole, from its answer on. `body_seconds`: until any other body is.
         request_bytes: a request's body.
         json_depth: objects and arrays inside each other, in a request or in an answer.
         json_values: values in a request's body; each takes up to a hundred bytes while the body is read.
