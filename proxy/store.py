@@ -43,6 +43,9 @@ PATIENCE = 2.0
 one that hangs costs this, and only to the requests of its first two seconds; less mistook a busy machine, whose event
 loop itself comes late, for an outage."""
 
+_CONNECT = 5 * PATIENCE
+"""Seconds for a connection, which redis-py counts whether or not the event loop comes round; `PATIENCE` ends before."""
+
 Call = tuple[AsyncScript, Sequence[str], Sequence[str | int]]
 """A script with its KEYS and ARGV."""
 
@@ -74,15 +77,15 @@ class Store:
     ) -> None:
         self._durability = durability or DurabilitySettings()
         self._until_durable = durable.command(self._durability)
-        self._redis = connection.connect_async(url, connect_timeout=PATIENCE)
+        self._redis = connection.connect_async(url, connect_timeout=_CONNECT)
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._intents = Lanes(
-            connection.connect_async(url, connect_timeout=PATIENCE),
+            connection.connect_async(url, connect_timeout=_CONNECT),
             PATIENCE + durable.seconds(self._durability),
             self._until_durable,
         )
         self._limits, self._reads = (
-            Lanes(connection.connect_async(url, connect_timeout=PATIENCE), PATIENCE) for _ in range(2)
+            Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE) for _ in range(2)
         )
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings

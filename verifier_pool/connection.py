@@ -43,6 +43,9 @@ _MISPLACED = ("WRONGTYPE", "not an integer", "not a valid float", "not a float")
 _NO_MOST = 2**31
 """Connections of one client: as many as ask at once, which is for those to bound; a pool that refuses looks like an
 outage."""
+_ASKED_SECONDS = 0.8
+"""How long a Sentinel or a node is asked where to go: two that are gone leave the third its turn within the two seconds
+that a request waits."""
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.EAGAIN}
 _ELSEWHERE = (MovedError, AskError, ClusterDownError, TryAgainError, MasterDownError)
 
@@ -61,7 +64,7 @@ def connect(url: str, *, timeout: float | None = None, connect_timeout: float = 
     retry = Retry(NoBackoff(), retries, supported_errors=(RedisConnectionError,))
     where = parse(url)
     given = {"socket_timeout": timeout, "socket_connect_timeout": connect_timeout, "retry": retry}
-    asking = where.client(connect_timeout) | {"retry": Retry(NoBackoff(), 0)}
+    asking = where.client(min(connect_timeout, _ASKED_SECONDS)) | {"retry": Retry(NoBackoff(), 0)}
     pool: ConnectionPool
     try:
         match where.kind:
@@ -85,7 +88,7 @@ def connect_async(
     retry = AsyncRetry(NoBackoff(), retries, supported_errors=(RedisConnectionError,))
     where = parse(url)
     given = {"socket_timeout": timeout, "socket_connect_timeout": connect_timeout, "retry": retry}
-    asking = where.client(connect_timeout) | {"retry": AsyncRetry(NoBackoff(), 0)}
+    asking = where.client(min(connect_timeout, _ASKED_SECONDS)) | {"retry": AsyncRetry(NoBackoff(), 0)}
     pool: AsyncConnectionPool
     try:
         match where.kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -66,6 +67,40 @@ def test_whoever_asked_left(valkey: Valkey) -> None:
             for future in left[::2]:
                 future.cancel()
             assert [(await future)[0] for future in left[1::2]] == [b"1", b"3", b"5", b"7", b"9"]
+
+    asyncio.run(test())
+
+
+def test_waiting_for_those_before_is_not_silence(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.lanes._MOST", 2)
+
+    async def test() -> None:
+        async with lanes(valkey.url, patience=0.6) as made:
+            started = time.monotonic()
+            slow = [made.ask(("BLPOP", "nothing", "0.1")) for _ in range(32)]
+            assert await asyncio.gather(*slow) == [(None, None)] * 32
+            assert time.monotonic() - started > 1
+
+    asyncio.run(test())
+
+
+def test_whoever_waits_for_a_redis_that_hangs_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.lanes._MOST", 2)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1024):
+            pass
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, lanes(f"redis://127.0.0.1:{port}", patience=0.3) as made:
+            started = time.monotonic()
+            said = await asyncio.gather(*(made.ask(("ECHO", "a")) for _ in range(500)), return_exceptions=True)
+            assert all(isinstance(each, RedisError | OSError | TimeoutError) for each in said)
+            assert time.monotonic() - started < 5
+            await asyncio.sleep(0.05)
 
     asyncio.run(test())
 

@@ -82,6 +82,13 @@ class Key:
             self.admitted.append({**entry, "used": -1})
         return said
 
+    def admit_again(self, cost: int) -> Said:
+        """As the last `admit`, whose answer was lost."""
+        self.leases -= 1
+        if self.admitted and self.admitted[-1]["lease"] == self.leases + 1:
+            self.admitted.pop()
+        return self.admit(cost)
+
     def settle(self, which: int, used: int) -> None:
         entry = self.admitted[which]
         assert entry["used"] < 0
@@ -307,3 +314,19 @@ def test_a_clock_that_goes_backwards_gives_nothing_away(store: redis.Redis) -> N
     assert key.admit().refused == "requests"
     key.now += 10_000
     assert key.admit().refused == ""
+
+
+def test_asked_again_it_holds_what_it_held(store: redis.Redis) -> None:
+    """Where an answer is lost on its way nobody knows whether the script ran, and it runs again."""
+    key = Key(store, concurrency=2, tokens=1000)
+    assert not key.admit(400).refused
+    assert not key.admit(500).refused
+    for _ in range(3):
+        said = key.admit_again(500)
+        assert (said.refused, said.budget_left) == ("", 100)
+    assert (key.show().held, key.show().under_way) == (900, 2)
+    assert key.admit(50).refused == "concurrency"
+    assert key.admit_again(50).refused == "concurrency"
+    key.settle(0, 10)
+    key.settle(1, 20)
+    assert (key.show().held, key.show().under_way, key.show().charged) == (0, 0, 30)

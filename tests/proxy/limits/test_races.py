@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import signal
 import threading
 import time
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import httpx
 import pytest
 
@@ -61,6 +64,40 @@ def test_nobody_overspends_together(make_door: Callable[..., Door], limit: str) 
     door.eventually(key, **counts)
     assert statuses[200] * COST <= 2000
     assert len(door.backend.requests) == statuses[200]
+
+
+@pytest.mark.parametrize("limit", ["tokens", "tokens_per_minute", "requests_per_minute", "concurrency"])
+def test_a_crowd_overspends_nothing(
+    make_door: Callable[..., Door], limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many come at the same moment, each is counted, and that so many ask Redis is no outage."""
+    caplog.set_level(logging.WARNING)
+    door = make_door(2)
+    most = 18 if "tokens" not in limit else 18 * COST
+    limits: dict[str, Any] = {limit: most}
+    key = door.key(**limits)
+    wait: list[bytes | float] = [1.0, *_answer(COST)]
+    door.backend.script = wait
+
+    async def test() -> Counter[int]:
+        headers = {"authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as http:
+
+            async def ask(number: int) -> int:
+                url = door.proxies[number % 2].url
+                async with http.post(f"{url}/v1/chat/completions", json=CHAT | {"max_tokens": COST}) as answer:
+                    return answer.status
+
+            return Counter(await asyncio.gather(*map(ask, range(300))))
+
+    statuses = asyncio.run(test())
+    assert set(statuses) == {200, 429}
+    assert 12 <= statuses[200] <= 18
+    assert len(door.backend.requests) == statuses[200]
+    if limit == "tokens":
+        door.eventually(key, held=0, under_way=0, charged=statuses[200] * COST)
+    assert "countersign_unlimited_total" not in "".join(each.get("/metrics").text for each in door.clients)
+    assert [record.message for record in caplog.records if "redis" in record.message] == []
 
 
 def test_every_round_until_it_is_spent(make_door: Callable[..., Door]) -> None:
