@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -107,6 +108,7 @@ class Lanes:
                     if connection is None:
                         connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
                         await connection.connect()
+                        _unbuffered(connection)
                     try:
                         answers = await _exchange(connection, commands)
                         break
@@ -140,8 +142,16 @@ def _fail(turn: Sequence[_Asked], error: BaseException) -> None:
             future.cancel()
 
 
+def _unbuffered(connection: AbstractConnection) -> None:
+    """Send what is written while it is written: uvloop else waits until every other task had its turn."""
+    writer = connection._writer
+    if writer is not None:
+        writer.transport.set_write_buffer_limits(high=0)
+
+
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    packed = b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]
+    await connection.send_packed_command([packed], check_health=False)
     return [await _answer(connection) for _ in commands]
 
 

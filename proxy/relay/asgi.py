@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from policies.errors import ApiError, RequestTimeout, RequestTooLarge, UnsupportedMedia
+from proxy.begun import Begun
 from proxy.tap.rawjson import write
 from proxy.tap.words import said
 from proxy.tasks import AGAIN
@@ -34,24 +35,29 @@ async def read_body(
     length = headers.get(b"content-length", b"")
     if length.isdigit() and (len(length) > _DIGITS or int(length) > limit):
         raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+    body = bytearray()
+    # Mostly all of it is there already, and no time-out has to be set.
+    first = Begun(receive())
+    if first.done and _take(first.result, body, limit):
+        return bytes(body)
     try:
         async with asyncio.timeout(seconds):
-            return await _read_parts(receive, limit)
+            more = first.done or not _take(await first, body, limit)
+            while more:
+                more = not _take(await receive(), body, limit)
     except TimeoutError as error:
         raise RequestTimeout(f"the request body took over {seconds:g} seconds") from error
+    return bytes(body)
 
 
-async def _read_parts(receive: Receive, limit: int) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
-        if not message.get("more_body", False):
-            return bytes(body)
+def _take(message: Message, body: bytearray, limit: int) -> bool:
+    """Add a part to the body; whether it is whole."""
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    body += message.get("body", b"")
+    if len(body) > limit:
+        raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+    return not message.get("more_body", False)
 
 
 async def answer_json(

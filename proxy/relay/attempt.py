@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from functools import partial
 
 from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
+from policies.settings import BackendSettings
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.backends.turn import Turn
+from proxy.begun import Begun
 from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 from proxy.relay import headers as names
 from proxy.relay.body import LARGE, Body
@@ -19,6 +20,7 @@ from proxy.relay.refusal import Declined
 from proxy.relay.reply import Reply
 from proxy.relay.transport import UpstreamRequest, UpstreamResponse
 from proxy.services import Services
+from proxy.tap.fields import refuse
 from proxy.tap.foreign import Passed, pass_on
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
@@ -93,8 +95,7 @@ class Attempt:
             with turn:
                 if failure is not None:
                     self._services.metrics.passed_over(self.generation, "unreachable")
-                prepared = await self._prepare(turn.backend)
-                await self._record.open(turn.backend.settings, prepared)
+                prepared = await self._prepare(turn.backend.settings)
                 with self.reply.kept_alive(prepared.asked.stream):
                     try:
                         await self._ask(turn, prepared, last=last or not route.another)
@@ -160,12 +161,30 @@ class Attempt:
         if self._clock.left > 0:
             turn.failed("timeout")
 
-    async def _prepare(self, backend: Backend) -> Prepared | Passed:
+    async def _prepare(self, backend: BackendSettings) -> Prepared | Passed:
+        """The request as it goes up; its intent is in Redis by then.
+
+        While that is on its way the request is made ready; which is long only for a large one, that takes a thread. A
+        request that is refused leaves no intent.
+        """
+        stream = self._body.stream
+        if len(self._body.data) > LARGE:
+            prepared = await asyncio.to_thread(self._rewritten, backend)
+            await self._record.open(backend, stream=stream)
+            return prepared
+        if self.generation.verifiable:
+            refuse(self._body.fields)
+        opening = Begun(self._record.open(backend, stream=stream))
+        try:
+            return self._rewritten(backend)
+        finally:
+            await opening
+
+    def _rewritten(self, backend: BackendSettings) -> Prepared | Passed:
         if not self.generation.verifiable:
-            return pass_on(self._body, backend.settings)
+            return pass_on(self._body, backend)
         model = self._services.settings.models[self.generation.model]
-        work = partial(prepare, self._body, model, backend.settings, seed=self._seed)
-        return await asyncio.to_thread(work) if len(self._body.data) > LARGE else work()
+        return prepare(self._body, model, backend, seed=self._seed)
 
     async def _reach(self, backend: Backend, prepared: Prepared | Passed) -> UpstreamResponse:
         generation = self.generation

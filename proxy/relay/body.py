@@ -103,7 +103,7 @@ class Body:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        fields = _decode(data.decode())
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(_NO_JSON) from error
     if not isinstance(fields, dict):
@@ -136,6 +136,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+# json.loads would make a decoder for every request.
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant).decode
 
 
 def _count_prompts(prompt: Any) -> int:

@@ -33,20 +33,20 @@ class Record:
         self._shown = hashlib.sha256()
         self._began = False
 
-    async def open(self, backend: BackendSettings, prepared: Prepared | Passed) -> None:
+    async def open(self, backend: BackendSettings, *, stream: bool) -> None:
         """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
-        self._backend, self._prepared = backend, prepared
+        self._backend = backend
         self.generation.backend, self.generation.declaration = backend.name, declaration_of(backend)
-        self.generation.stream = prepared.asked.stream
+        self.generation.stream = stream
         self.opened = True
         try:
             await self._services.store.open(self.generation)
         except StoreUnavailable:
             self.generation.recorded = False
 
-    def listen(self, tap: Tap) -> None:
-        """From here on this tap knows what was delivered."""
-        self._tap = tap
+    def listen(self, tap: Tap, prepared: Prepared | Passed) -> None:
+        """From here on this tap knows what was delivered, of the answer to this request."""
+        self._tap, self._prepared = tap, prepared
 
     def show(self, data: bytes) -> None:
         """These bytes of the answer go to the client."""

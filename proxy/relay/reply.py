@@ -81,5 +81,5 @@ class Reply(Answer):
                 content_type=content_type,
                 bounds=self.services.settings.bounds,
             )
-        self.record.listen(tap)
+        self.record.listen(tap, prepared)
         return tap
