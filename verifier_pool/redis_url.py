@@ -5,8 +5,8 @@
     redis+cluster://[USER:PASSWORD@]HOST[:6379],…                    rediss+cluster:// over TLS
 
 A query adds what redis-py takes (`ssl_ca_certs`, `ssl_certfile`, `health_check_interval`, …), and for Sentinels that
-ask for a password `sentinel_username` and `sentinel_password`. `max_connections`
-bounds nothing: a process has some dozens at most, and needs them.
+ask for a password `sentinel_username` and `sentinel_password`. `max_connections` bounds nothing: a process has some
+dozens at most, and needs them.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from policies.errors import SettingsError
 from policies.settings import Settings
 from tests.proxy.conftest import CHAT
 from tests.support import redises, wire
+from tests.support.black_hole import BlackHole
 from tests.support.fake_backend import FakeBackend
 from tests.support.redises import Place
 from tests.support.running import RunningProxy, settings_for
@@ -116,6 +117,16 @@ def test_what_was_accepted_survives_its_master(folder: Path, kind: str) -> None:
         with worker(folder, place.url), proxy(place.url) as (_, http):
             assert verdict(http, id) != "unverified"
             assert ask(http).headers["x-countersign-verdict"] != "unverified"
+
+
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_whoever_says_where_to_go_may_be_gone_without_a_word(folder: Path, kind: str) -> None:
+    """Two of three take no connection and refuse none; the third is asked before a request has waited too long."""
+    with KINDS[kind](folder) as place, BlackHole() as first, BlackHole() as second:
+        holes = ",".join(each.url.removeprefix("http://") for each in (first, second))
+        user, _, hosts = place.url.partition("@")
+        with proxy(f"{user}@{holes},{hosts}") as (_, http):
+            assert "x-countersign-verdict" not in ask(http, "async").headers
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "tls-sentinel", "cluster"])
