@@ -71,6 +71,10 @@ class StoreUnavailable(CountersignError):
     """Redis did not answer."""
 
 
+class NoConnection(StoreUnavailable):
+    """This machine has no connection left to ask Redis with, which says nothing about Redis."""
+
+
 class ApiError(CountersignError):
     """Answered to a client as `{"error": {"message", "type", "param", "code"}}`.
 

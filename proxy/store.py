@@ -15,7 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
-from policies.errors import NotFound, StoreUnavailable
+from policies.errors import NoConnection, NotFound, StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
 from policies.verification import pending
 from proxy.generation import Generation
@@ -312,7 +312,7 @@ class Store:
             raise StoreUnavailable("redis is full") from error
         except (RedisError, OSError, TimeoutError, durable.NotDurable) as error:
             if connection.our_own(error):
-                raise StoreUnavailable("there is no connection left for redis") from error
+                raise NoConnection("there is no connection left for redis") from error
             self._outage.failed(error)
             raise StoreUnavailable("redis does not answer") from error
 

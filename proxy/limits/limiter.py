@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from policies.errors import StoreUnavailable
+from policies.errors import NoConnection, RateLimited, StoreUnavailable
 from policies.limits import Cost
 from policies.settings import LimitSettings
 from proxy.api.auth import Client
@@ -101,6 +101,10 @@ class Limiter:
         admission = Admission(client, limits)
         try:
             said = await self._store.count(self._admit, counted_keys(client.id), _asked(limits, admission.lease, cost))
+        except NoConnection as ours:
+            # Not Redis, but too many of ours: whoever brings that about shall not be rid of his limits.
+            self._metrics.refused.add(1, {"reason": "uncounted"})
+            raise RateLimited("requests cannot be counted right now; try again in 1s", retry_after=1.0) from ours
         except StoreUnavailable:
             self._metrics.unlimited.add(1)
             return admission

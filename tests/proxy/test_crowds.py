@@ -14,9 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.errors import StoreUnavailable
-from policies.settings import VerificationSettings, hash_key
+from policies.errors import NoConnection, RateLimited, StoreUnavailable
+from policies.limits import NOTHING
+from policies.settings import LimitSettings, VerificationSettings, hash_key
+from proxy.api.auth import Client
 from proxy.generation import Generation
+from proxy.limits.limiter import Limiter
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.store import Store
@@ -159,13 +162,33 @@ def test_without_a_connection_left_nothing_is_said_of_redis(valkey: Valkey) -> N
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             try:
                 for ask in _everything(store, 1):
-                    with pytest.raises(StoreUnavailable):
+                    with pytest.raises(NoConnection):
                         await ask()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert not outage.down
             for ask in _everything(store, 1):
                 await ask()
+
+    asyncio.run(test())
+
+
+def test_who_cannot_be_counted_is_not_let_in(valkey: Valkey) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = Client("", "k", admin=False, operator=False, id="x", limits=LimitSettings(requests_per_minute=1))
+
+    async def test() -> None:
+        async with stored(valkey.url) as (store, _):
+            metrics = Metrics()
+            limiter = Limiter(store, metrics)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                with pytest.raises(RateLimited, match="cannot be counted") as refused:
+                    await limiter.admit(client, NOTHING)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert refused.value.retry_after == 1
+            metrics.close()
 
     asyncio.run(test())
 
