@@ -12,6 +12,10 @@ IMAGE_TOKENS = 4096
 
 ASSUMED_LENGTH = 131_072
 """Tokens of a prompt and its answer where the model's length is not declared."""
+LONGEST_ANSWER = 524_288
+"""Tokens of an answer whose length nobody declared, at the very most."""
+TEMPLATE_TOKENS = 4096
+"""Tokens that a chat template may put around a prompt beyond what the JSON around it makes up for."""
 MOST_TOKENS = 10**9
 """Tokens that one request is ever charged for."""
 
@@ -26,7 +30,8 @@ class Cost:
         least: its prompt alone, as it usually comes out.
         open: the client set no length for the answers; `likely` and `most` then come from the model's own length.
         known: `most` is certain; it is not where that length is not declared, and neither is the answers'.
-        cap: what no answer can make of it, whatever a backend bills.
+        cap: what it is charged at the most, whatever a backend bills or says that the prompt was: what the request can
+            explain.
     """
 
     likely: int
@@ -71,15 +76,17 @@ def cost(
     if context is not None:
         least, longest = min(least, prompts * context), min(longest, prompts * context)
         answer = context if answer is None else min(answer, context)
+    explained = prompt_bytes + prompts * TEMPLATE_TOKENS + images * ASSUMED_LENGTH
+    explained += prompts * n * (LONGEST_ANSWER if answer is None else max(answer, 0))
     if answer is None:
-        assumed = prompts * n * ASSUMED_LENGTH
-        return Cost(least + assumed, longest + assumed, least, open=True, known=False)
+        assumed, cap = prompts * n * ASSUMED_LENGTH, min(explained, MOST_TOKENS)
+        return Cost(least + assumed, longest + assumed, least, open=True, known=False, cap=cap)
     answers = prompts * n * max(answer, 0)
     if context is None:
-        return Cost(least + answers, longest + answers, least)
+        return Cost(least + answers, longest + answers, least, cap=min(explained, MOST_TOKENS))
     # Each prompt and its answer share the model's length.
     whole = prompts * context + prompts * (n - 1) * max(answer, 0)
-    cap = min(prompts * context * (n + 1), MOST_TOKENS)
+    cap = min(prompts * context * (n + 1), explained, MOST_TOKENS)
     return Cost(min(least + answers, whole), min(longest + answers, whole), least, open=unsaid, cap=cap)
 
 

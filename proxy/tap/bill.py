@@ -52,5 +52,5 @@ class Bill:
         prompt = usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens
         cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
         answer = usage.completion_tokens if usage.output_tokens is None else usage.output_tokens
-        self.prompt = self.prompt if prompt is None else prompt + cached
-        self.answer = self.answer if answer is None else answer
+        self.prompt = self.prompt if prompt is None else max(prompt + cached, 0)
+        self.answer = self.answer if answer is None else max(answer, 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.limits import ASSUMED_LENGTH, MOST_TOKENS, cost, duration
+from policies.limits import ASSUMED_LENGTH, LONGEST_ANSWER, MOST_TOKENS, TEMPLATE_TOKENS, cost, duration
 
 SIZES = st.integers(0, 10**7)
 COUNTS = st.integers(1, 64)
@@ -65,6 +65,14 @@ def test_no_answer_is_longer_than_the_model_lets_it() -> None:
     assert cost(40, answer=10**9, context=1000).most == 1000
 
 
+def test_nobody_is_charged_for_what_the_request_cannot_explain() -> None:
+    assert cost(40, answer=0).taken(10**9, None) == 40 + TEMPLATE_TOKENS
+    assert cost(40, prompts=3, answer=0).taken(10**9, None) == 40 + 3 * TEMPLATE_TOKENS
+    assert cost(40, n=2, answer=50).taken(100_000, 100) == 40 + TEMPLATE_TOKENS + 100
+    assert cost(40, answer=None).taken(10**9, 10**9) == 40 + TEMPLATE_TOKENS + LONGEST_ANSWER
+    assert cost(40, images=1, answer=50).taken(100_000, 50) == 100_050
+
+
 @given(SIZES, COUNTS, COUNTS, ANSWERS, CONTEXTS, st.integers(0, 8))
 def test_bounds(size: int, prompts: int, n: int, answer: int | None, context: int | None, images: int) -> None:
     found = cost(size, images=images, prompts=prompts, n=n, answer=answer, context=context)
@@ -72,6 +80,7 @@ def test_bounds(size: int, prompts: int, n: int, answer: int | None, context: in
     assert found.open == (answer is None)
     assert found.known == (answer is not None or context is not None)
     assert found.least <= found.likely <= found.most
+    assert min(found.most, MOST_TOKENS) <= found.cap <= MOST_TOKENS
     if context is not None:
         assert found.most <= prompts * context * n
     if answer is not None:
@@ -79,8 +88,10 @@ def test_bounds(size: int, prompts: int, n: int, answer: int | None, context: in
 
 
 @given(st.none() | st.integers(-(10**20), 10**20), st.none() | st.integers(-(10**20), 10**20), CONTEXTS)
-def test_a_bill_is_believed_within_reason(prompt: int | None, answer: int | None, context: int | None) -> None:
+def test_a_bill_is_believed_as_far_as_the_request_explains_it(
+    prompt: int | None, answer: int | None, context: int | None
+) -> None:
     taken = cost(400, answer=10, context=context).taken(prompt, answer)
-    assert 0 <= taken <= (MOST_TOKENS if context is None else 2 * context)
+    assert 0 <= taken <= min(410 + TEMPLATE_TOKENS, 2 * (context or 10**9))
     if prompt is None and answer is None and context is None:
         assert taken == 100
