@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, UpstreamTimeout
@@ -14,6 +14,7 @@ from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.encoding import Decoder, Identity
 from proxy.relay.record import Record
+from proxy.relay.slices import Turn, slices
 from proxy.relay.transport import UpstreamResponse
 from proxy.services import Services
 from proxy.tap.types import Tap
@@ -60,24 +61,29 @@ class Answer:
     async def pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
         """Feed the tap until the answer is over; returns what broke it, if something did."""
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
-        weighed = _WEIGHED
+        weighed, turn = _WEIGHED, Turn()
         try:
             async with clock.patience() as deadline, self.services.holding.share() as share:
                 while data := await clock.reading(response.read(), deadline):
-                    for piece in decoder.decode(data):
-                        record.received += len(piece)
-                        if limit is not None and record.received > limit:
-                            raise UpstreamFailed("the backend's answer is over a bound", code=TOO_LARGE)
-                        out = tap.feed(piece)
-                        if record.received >= weighed:
-                            weighed = record.received + _WEIGHED
-                            share.weigh(tap.held)
-                        if tap.begun:
-                            clock.began()
-                        if out:
-                            await sink(out)
-                        if tap.done or tap.failed or (tap.refusal is not None and not down.status):
-                            return None
+                    with turn:
+                        for piece in _pieces(decoder, data, tap):
+                            record.received += len(piece)
+                            if limit is not None and record.received > limit:
+                                raise UpstreamFailed("the backend's answer is over a bound", code=TOO_LARGE)
+                            out = tap.feed(piece)
+                            if record.received >= weighed:
+                                weighed = record.received + _WEIGHED
+                                share.weigh(tap.held)
+                            if tap.begun:
+                                clock.began()
+                            if out:
+                                await sink(out)
+                            if tap.done or tap.failed or (tap.refusal is not None and not down.status):
+                                return None
+                            if turn.over:
+                                await turn.give()
+                                if clock.left <= 0:
+                                    raise UpstreamTimeout("the backend did not answer in time")
             decoder.flush()
         except (UpstreamFailed, UpstreamTimeout) as error:
             self.timed_out = isinstance(error, UpstreamTimeout)
@@ -129,6 +135,15 @@ class Answer:
         if why is not None:
             ours += [(names.VERDICT, b"unverified"), (names.REASON, why.encode())]
         return names.with_request_ids(headers, self._headers, self.generation.id) + ours
+
+
+def _pieces(decoder: Decoder, data: bytes, tap: Tap) -> Iterator[bytes]:
+    """What was read, plain, in slices where the tap works on it at once."""
+    for piece in decoder.decode(data):
+        if tap.streamed:
+            yield from slices(piece)
+        else:
+            yield piece
 
 
 def fault_of(error: ApiError | None) -> str | None:

@@ -15,6 +15,7 @@ from proxy.tap import billed
 from proxy.tap.allowed import Allowed
 from proxy.tap.claim import WIDTH, Claim, fitted
 from proxy.tap.experts import MAX_BYTES, decode_experts
+from proxy.tap.outline import is_wider, size_of
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
 from proxy.tap.shown import MAX_CALLS, Shown, Transcript
 from proxy.tap.trim import trimmed
@@ -24,6 +25,10 @@ _CHARACTERS_PER_TOKEN = 4
 _LONGEST_REASON = 4096
 """Characters of a finish or stop reason; the latter may be one of the client's stop strings."""
 
+
+_MOST_UNCOUNTED = 32 * 1024
+"""Bytes of choices that are read without being counted first."""
+_SPARE_CHOICES = 256
 
 Reason = TypeVar("Reason", str, "int | str")
 
@@ -81,6 +86,13 @@ class Collector:
     def fault(self, code: str) -> None:
         """Remembers what the backend withheld or broke."""
         self.faults[code] = None
+
+    def too_many(self, top: Object) -> bool:
+        """Whether a large response, or chunk, has many more choices than were asked for."""
+        choices = top.get("choices")
+        if choices is None or size_of(choices) <= _MOST_UNCOUNTED:
+            return False
+        return is_wider(bytes(choices), 1, self.expected + _SPARE_CHOICES)
 
     def response(self, top: Object) -> None:
         """Reads the fields of a whole response or of a stream's chunk."""

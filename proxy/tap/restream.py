@@ -37,6 +37,8 @@ class RestreamTap(WholeTap):
             self.done = DONE
             self.refusal = write({"error": top["error"]})
             return _frame({"error": top["error"]})
+        if top is not None and self.collector.too_many(top):
+            return self.over("too_large")
         result = None if top is None else self.whole(top)
         if result is None:
             self.collector.fault("invalid_json")

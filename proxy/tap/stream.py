@@ -135,6 +135,8 @@ class StreamTap(BaseTap):
         if not is_null(top.get("error")):
             return self._error(event, top)
         self.begun = True
+        if self.collector.too_many(top):
+            return self._fail("too_large")
         choices = read_objects(top["choices"]) if "choices" in top else None
         if choices is None:
             self.collector.fault("invalid_json")

@@ -70,6 +70,8 @@ class WholeTap(BaseTap):
         if not is_null(top.get("error")) and is_null(top.get("choices")):
             self.collector.fault("upstream_error")
             return without_verdict(body)
+        if self.collector.too_many(top):
+            return self.over("too_large")
         result = self.whole(top)
         if result is None:
             self.collector.fault("invalid_json")
