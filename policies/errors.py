@@ -23,7 +23,7 @@ CountersignError
     ├── VerificationFailed     502  a policy refused a rejected answer
     ├── UpstreamFailed         502  the backend broke before the first byte
     ├── BackendUnavailable     503
-    ├── StoreFailed            503  verdicts cannot be read right now
+    ├── StoreFailed            503  what is stored cannot be read right now
     ├── KeysUnavailable        503  a key cannot be checked right now
     └── UpstreamTimeout        504
 """
@@ -255,7 +255,7 @@ class BackendUnavailable(ApiError):
 
 
 class StoreFailed(ApiError):
-    """Verdicts cannot be read right now."""
+    """What is stored cannot be read right now."""
 
     status = 503
     code = "store_unavailable"

@@ -152,8 +152,13 @@ def _from_here(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _bearer(headers: Mapping[bytes, bytes]) -> bytes:
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    key = key.strip()
+    """The key: as OpenAI's clients send it, or as those of the Messages API do."""
+    authorization = headers.get(b"authorization")
+    if authorization is None:
+        scheme, key = b"bearer", headers.get(b"x-api-key", b"").strip()
+    else:
+        scheme, _, key = authorization.partition(b" ")
+        key = key.strip()
     if len(key) > LONGEST:
         raise AuthenticationFailed(_REFUSED)
     return key if scheme.lower() == b"bearer" else b""

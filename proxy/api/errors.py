@@ -39,7 +39,7 @@ def _api_error(request: Request, error: Exception) -> JSONResponse:
 
 def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
     return _respond(
-        request, StoreFailed("verdicts cannot be read right now; try again soon"), headers={"retry-after": "1"}
+        request, StoreFailed("what is stored cannot be read right now; try again soon"), headers={"retry-after": "1"}
     )
 
 

@@ -157,16 +157,10 @@ async def _authenticate(services: Services, scope: Scope, headers: Mapping[bytes
     if services.drain.draining:
         raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
     try:
-        return await services.keys.authenticate(_with_bearer(headers), scope["client"])
+        return await services.keys.authenticate(headers, scope["client"])
     except (AuthenticationFailed, KeysUnavailable) as error:
         services.metrics.refused.add(1, {"reason": error.error_code or error.type})
         raise
-
-
-def _with_bearer(headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """The headers, with a key as clients of the Messages API send it where they look for OpenAI's."""
-    key = headers.get(names.API_KEY)
-    return headers if key is None or b"authorization" in headers else {**headers, b"authorization": b"Bearer " + key}
 
 
 def _mode(headers: Mapping[bytes, bytes], default: str) -> str:

@@ -75,6 +75,10 @@ def test_the_messages_clients_key_and_version(make_rig: Callable[..., Rig]) -> N
     both = {"x-api-key": "sk-mine", "authorization": "Bearer other"}
     assert rig.http.post("/v1/messages", json={"model": "m"}, headers=both).status_code == 401
     assert rig.http.post("/v1/messages", json={"model": "m"}).status_code == 401
+    assert rig.http.get("/v1/models", headers={"x-api-key": "sk-mine"}).status_code == 200
+    assert rig.http.get("/v1/models", headers={"x-api-key": "other"}).status_code == 401
+    id = rig.http.post("/v1/messages", json={"model": "m"}, headers=headers).headers["x-countersign-id"]
+    assert rig.http.get(f"/v1/verifications/{id}", headers={"x-api-key": "sk-mine"}).json()["verdict"] == "unverified"
 
 
 def test_only_what_the_settings_list(make_rig: Callable[..., Rig]) -> None:
