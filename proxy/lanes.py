@@ -23,7 +23,7 @@ Command = Sequence[str | int | bytes]
 _Asked = tuple[Command, "asyncio.Future[tuple[Any, Any]]"]
 _LANES = 2
 _MOST = 256
-"""Commands in one turn."""
+"""Commands in one turn, if nothing else is said."""
 
 
 class Lanes:
@@ -35,12 +35,14 @@ class Lanes:
         redis: a client whose connections have no time-out for answers.
         patience: seconds for the answers of one turn.
         after: a command that each turn ends with.
+        most: commands in one turn; whoever asked them goes on with the event loop at the same moment.
     """
 
-    def __init__(self, redis: Redis, patience: float, after: Command | None = None) -> None:
+    def __init__(self, redis: Redis, patience: float, after: Command | None = None, most: int = _MOST) -> None:
         self._redis = redis
         self._patience = patience
         self._after = after
+        self._most = most
         self._waiting: list[_Asked] = []
         # A lane without a connection makes one when it is its turn.
         self._free: list[AbstractConnection | None] = [None] * _LANES
@@ -88,7 +90,7 @@ class Lanes:
     async def _serve(self, connection: AbstractConnection | None) -> None:
         try:
             while self._waiting:
-                turn, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                turn, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 connection = await self._take(turn, connection)
         except BaseException:
             connection = None

@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Connections for what is asked in passing; more wait until one is free, however long Redis takes to answer."""
+_READS = 8
+"""Reads in one turn: few, so that a flood of them comes back in a trickle and lets others have the event loop."""
 _POLL = 1.0
 _REMEMBERED = 20_000
 
@@ -84,9 +86,8 @@ class Store:
             PATIENCE + durable.seconds(self._durability),
             self._until_durable,
         )
-        self._limits, self._reads = (
-            Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE) for _ in range(2)
-        )
+        self._limits = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE)
+        self._reads = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE, most=_READS)
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._outage = outage

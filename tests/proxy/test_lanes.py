@@ -16,8 +16,10 @@ from verifier_pool import connection
 
 
 @asynccontextmanager
-async def lanes(url: str, *, patience: float = 2.0, after: Command | None = None) -> AsyncIterator[Lanes]:
-    made = Lanes(connection.connect_async(url, connect_timeout=1.0), patience, after)
+async def lanes(
+    url: str, *, patience: float = 2.0, after: Command | None = None, most: int = 256
+) -> AsyncIterator[Lanes]:
+    made = Lanes(connection.connect_async(url, connect_timeout=1.0), patience, after, most)
     try:
         yield made
     finally:
@@ -71,11 +73,9 @@ def test_whoever_asked_left(valkey: Valkey) -> None:
     asyncio.run(test())
 
 
-def test_waiting_for_those_before_is_not_silence(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.lanes._MOST", 2)
-
+def test_waiting_for_those_before_is_not_silence(valkey: Valkey) -> None:
     async def test() -> None:
-        async with lanes(valkey.url, patience=0.6) as made:
+        async with lanes(valkey.url, patience=0.6, most=2) as made:
             started = time.monotonic()
             slow = [made.ask(("BLPOP", "nothing", "0.1")) for _ in range(32)]
             assert await asyncio.gather(*slow) == [(None, None)] * 32
@@ -84,9 +84,7 @@ def test_waiting_for_those_before_is_not_silence(valkey: Valkey, monkeypatch: py
     asyncio.run(test())
 
 
-def test_whoever_waits_for_a_redis_that_hangs_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.lanes._MOST", 2)
-
+def test_whoever_waits_for_a_redis_that_hangs_waits_no_longer() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1024):
             pass
@@ -95,7 +93,7 @@ def test_whoever_waits_for_a_redis_that_hangs_waits_no_longer(monkeypatch: pytes
     async def test() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, lanes(f"redis://127.0.0.1:{port}", patience=0.3) as made:
+        async with server, lanes(f"redis://127.0.0.1:{port}", patience=0.3, most=2) as made:
             started = time.monotonic()
             said = await asyncio.gather(*(made.ask(("ECHO", "a")) for _ in range(500)), return_exceptions=True)
             assert all(isinstance(each, RedisError | OSError | TimeoutError) for each in said)
