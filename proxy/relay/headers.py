@@ -13,7 +13,6 @@ BACKEND = b"x-countersign-backend"
 VERDICT = b"x-countersign-verdict"
 REASON = b"x-countersign-reason"
 RETRIED = b"x-countersign-retried"
-API_KEY = b"x-api-key"
 REQUEST_ID = b"x-request-id"
 _REQUEST_IDS = (REQUEST_ID, b"request-id")
 
@@ -59,6 +58,10 @@ _NEVER_DOWN = frozenset(
         b"x-sendfile",
     ]
 )
+_CODINGS = re.compile(
+    rb"utf-?8|(us-)?ascii|(iso-?8859|windows-125|cp125|koi8)[0-9a-z_-]*|latin-?1|gb2312|gbk|gb18030|big5|euc-(jp|kr)|shift_jis"
+)
+"""Codings in which ASCII is spelled as ASCII and as nothing else, so that whoever looks for a word of it finds it."""
 _NEVER_DOWN_PREFIXES = (b"x-countersign-", b"access-control-")
 
 
@@ -109,7 +112,7 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
         token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")
     } | _NEVER_DOWN
     kept = [
-        (name, value)
+        (name, _without_coding(value) if name == b"content-type" else value)
         for name, value in lowered
         if name not in named
         and not name.replace(b"_", b"-").startswith(_NEVER_DOWN_PREFIXES)
@@ -117,6 +120,17 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
         and _VALUE.fullmatch(value)
     ]
     return kept[:_MOST]
+
+
+def _without_coding(content_type: bytes) -> bytes:
+    """Without the charset, where that is one in which a client would read something else than everybody else does."""
+    kind, *parameters = content_type.split(b";")
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        coding = value.strip(b" \t\"'").lower()
+        if name.strip(b" \t*").lower() == b"charset" and not _CODINGS.fullmatch(coding):
+            return kind.strip()
+    return content_type
 
 
 def first(raw: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

@@ -80,13 +80,3 @@ def error_body(fault: str | None) -> bytes:
     else:
         error = UpstreamFailed("The backend's answer ended early.", code=fault)
     return write(error.body())
-
-
-def without_verdict(body: bytes) -> bytes:
-    """A body that is not an answer, without a top-level `countersign` field; untouched when it has none."""
-    if b"ountersign" not in body and b"\\u" not in body:
-        return body
-    top = read_object(body)
-    if top is None:
-        return b"" if b"countersign" in body else body
-    return body if top.pop("countersign", None) is None else write(top)

@@ -36,7 +36,7 @@ def open_tap(
     kind = (content_type or "").split(";")[0].strip().lower()
     is_json = kind == "application/json" or kind.endswith("+json")
     if not 200 <= status < 300:
-        return PassTap(prepared, most, json=is_json or not kind)
+        return PassTap(prepared, most)
     if prepared.upstream_stream and not is_json:
         kinds = StreamTap if kind in ("", "text/event-stream") else UndeclaredTap
         return kinds(prepared, model_name, tokenizer, most)

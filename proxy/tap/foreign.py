@@ -13,11 +13,12 @@ from msgspec import Raw
 
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, BoundsSettings
-from proxy.tap.base import error_body, without_verdict
+from proxy.tap.base import error_body
 from proxy.tap.bill import Bill
+from proxy.tap.forged import START, Guard, Kind, as_utf8, kind_of, names_verdict, take_out, without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
-from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
+from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
 from proxy.tap.types import Asked
 from proxy.tap.words import MESSAGES, is_messages, said_in_a_stream
 
@@ -90,11 +91,11 @@ def open_foreign_tap(passed: Passed, *, content_type: str | None, bounds: Bounds
         return ForeignStreamTap(passed, bounds)
     if kind in ("", "application/json") or kind.endswith("+json"):
         return ForeignJsonTap(passed, bounds)
-    return ForeignTap(passed)
+    return ForeignOtherTap(passed, bounds)
 
 
 class ForeignTap:
-    """Passes bytes."""
+    """What the taps of these endpoints share; by itself it passes bytes."""
 
     done = b""
     failed = False
@@ -137,19 +138,22 @@ class ForeignTap:
 
     def _rewrite(self, text: bytes) -> bytes | None:
         """The JSON object under its public name and without a verdict; None where nothing changes."""
-        suspicious = b"ountersign" in text or b"\\u" in text
-        if not suspicious and (self._served is None or self._served not in text):
+        suspicious = names_verdict(text)
+        renamed = self._served is not None and self._served in text
+        if not suspicious and not renamed:
             return None
         top = read_object(text)
         if top is None:
-            return b"" if b"countersign" in text else None
-        changed = top.pop("countersign", None) is not None
-        changed |= self._rename(top)
-        for name in _NESTED:
-            inner = read_object(top[name]) if name in top else None
-            if inner is not None and ((inner.pop("countersign", None) is not None) | self._rename(inner)):
-                top[name] = raw(inner)
-                changed = True
+            rest = without_verdict(text)
+            return None if rest is text else rest
+        changed = suspicious and take_out(top)
+        if renamed:
+            changed |= self._rename(top)
+            for name in _NESTED:
+                inner = read_object(top[name]) if name in top else None
+                if inner is not None and self._rename(inner):
+                    top[name] = raw(inner)
+                    changed = True
         return write(top) if changed else None
 
     def _rename(self, fields: Object) -> bool:
@@ -190,7 +194,7 @@ class ForeignJsonTap(ForeignTap):
             self.fault = "too_deep"
             return self._said("too_deep")
         self._whole = body
-        changed = self._rewrite(body)
+        changed = self._rewrite(as_utf8(body))
         return without_verdict(body) if changed is None else changed
 
     def used(self) -> tuple[int | None, int | None]:
@@ -249,7 +253,7 @@ class ForeignStreamTap(ForeignTap):
         return out + (b"\n\n" if out else b"") + self._error(fault or "upstream_closed")
 
     def _event(self, event: Event) -> bytes:
-        lines = [line for line in event.lines if not is_verdict_comment(line)]
+        lines = [line for line in event.lines if not poses_as_verdict(line)]
         if event.data is None:
             return b"".join(lines)
         data = event.data
@@ -281,3 +285,56 @@ class ForeignStreamTap(ForeignTap):
         self.fault = fault
         body = msgspec.json.decode(error_body(fault))
         return error_event(self._passed.path, body, self._events)
+
+
+class ForeignOtherTap(ForeignStreamTap):
+    """What calls itself neither a stream of events nor JSON.
+
+    Clients read it as either all the same, so that is told by how it begins. What begins like JSON is held until it is
+    whole; any other bytes pass as they come, and break off where a verdict would begin.
+    """
+
+    def __init__(self, passed: Passed, bounds: BoundsSettings) -> None:
+        super().__init__(passed, bounds)
+        self._most = bounds.answer_bytes
+        self._start = bytearray()
+        self._kind: Kind | None = None
+        self._guard = Guard()
+
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return len(self._start)
+
+    def feed(self, data: bytes) -> bytes:
+        """See Tap."""
+        self.begun = True
+        if self._kind in (Kind.EVENTS, Kind.BYTES):
+            return self._pass(data)
+        self._start += data
+        self._kind = self._kind or kind_of(bytes(self._start[:START]))
+        if self._kind in (Kind.EVENTS, Kind.BYTES):
+            start, self._start = bytes(self._start), bytearray()
+            return self._pass(start)
+        if len(self._start) > self._most:
+            self.failed = self.cut = True
+            self._start = bytearray()
+        return b""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """See Tap."""
+        if self._kind is Kind.EVENTS:
+            return super().close(fault)
+        self.cut |= fault is not None
+        if self._kind is Kind.BYTES:
+            return self._guard.rest()
+        start, self._start = bytes(self._start), bytearray()
+        return without_verdict(start)
+
+    def _pass(self, data: bytes) -> bytes:
+        if self._kind is Kind.EVENTS:
+            return super().feed(data)
+        out = self._guard.push(data)
+        if self._guard.stopped:
+            self.failed = self.cut = True
+        return out

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from proxy.tap.forged import names_verdict
+
 BOM = b"\xef\xbb\xbf"
 _BLANK = [b"\n"]
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:")
 _MOST_LINES = 65_536
 
 
@@ -171,7 +174,12 @@ def replace_data(lines: list[bytes], payload: bytes) -> bytes:
     return b"".join(out)
 
 
-def is_verdict_comment(line: bytes) -> bool:
-    """Whether a line is a comment that a client could take for our verdict."""
+def poses_as_verdict(line: bytes) -> bool:
+    """Whether a line is a comment that a client could take for our verdict; or part of what is no event at all but
+    JSON with a verdict in it, for a client that asks no content type."""
+    if line.startswith(_FIELDS):
+        return False
     text = line.removeprefix(BOM)
-    return text[:1] == b":" and text[1:].lstrip().lower().startswith(b"countersign")
+    if text[:1] != b":":
+        return names_verdict(text.replace(b"\0", b""), key=False)
+    return text[1:].lstrip().lower().startswith(b"countersign")

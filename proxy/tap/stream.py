@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from proxy.tap.allowed import Allowed
 from proxy.tap.base import BaseTap, error_frame
+from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
 from proxy.tap.shown import shown
-from proxy.tap.sse import Event, Splitter, is_verdict_comment, replace_data
+from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
@@ -83,8 +84,8 @@ class StreamTap(BaseTap):
             return self._glue(event.lines[0])
         self._dropped = False
         lines = event.lines
-        if any(is_verdict_comment(line) for line in lines):
-            lines = [line for line in lines if not is_verdict_comment(line)]
+        if any(poses_as_verdict(line) for line in lines):
+            lines = [line for line in lines if not poses_as_verdict(line)]
             event = Event(lines, event.data)
             self._dropped = not lines or (event.data is None and not b"".join(lines).strip(b"\r\n"))
             if self._dropped:
@@ -130,7 +131,7 @@ class StreamTap(BaseTap):
             if data.strip():
                 self.begun = True
                 self.collector.fault("invalid_json")
-            self._dropped = b"countersign" in data
+            self._dropped = names_verdict(data)
             return b"" if self._dropped else b"".join(event.lines)
         if not is_null(top.get("error")):
             return self._error(event, top)
@@ -231,18 +232,51 @@ class UndeclaredTap(StreamTap):
     """A stream under a content type that is not one of streams.
 
     Clients look for events all the same, so a backend must not get past us by a header. Where not one event
-    came, it was some other page, which passes as it is.
+    came, it was some other page, which passes as it is; what begins like JSON does once it is whole, less what could
+    pose as a verdict.
     """
+
+    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
+        super().__init__(prepared, model_name, strings, allowed)
+        self._start: bytearray | None = bytearray()
+        self._json = False
+
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return super().held + len(self._start or b"")
+
+    def feed(self, data: bytes) -> bytes:
+        """As of a stream, unless it begins like JSON."""
+        if self._start is None or self.failed or self._closed:
+            return super().feed(data)
+        self._start += data
+        if not self._json:
+            kind = kind_of(bytes(self._start[:START]))
+            if kind not in (None, Kind.JSON):
+                start, self._start = bytes(self._start), None
+                return super().feed(start)
+            self._json = kind is Kind.JSON
+        if len(self._start) > self.allowed.body:
+            self._start = None
+            return self._fail("too_large")
+        return b""
 
     def close(self, fault: str | None = None) -> bytes:
         """As of a stream, if it was one."""
+        if self._start is not None and not self._closed:
+            start, self._start = bytes(self._start), None
+            self._closed = self.failed = True
+            self.cut = fault is not None
+            self.collector.fault(fault or "upstream_error")
+            return without_verdict(start)
         if self._closed or self.done or self.erred or self.failed or self.collector.choices:
             return super().close(fault)
         self._closed = self.failed = True
         self.cut = fault is not None
         self.collector.fault(fault or "upstream_error")
         rest = self._splitter.rest()
-        return b"" if rest is None else b"".join(rest.lines)
+        return b"" if rest is None else b"".join(line for line in rest.lines if not poses_as_verdict(line))
 
 
 def _ended(data: bytes) -> bytes:

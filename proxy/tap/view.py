@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
+from proxy.tap.forged import names_verdict
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, read_value, write
 from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
@@ -40,6 +41,8 @@ class View:
     def response(self, top: Object) -> bool:
         """Top-level fields; true when something changed."""
         changed = top.pop("countersign", None) is not None
+        if "error" in top:
+            changed |= _without_verdict(top, "error")
         if not self._asked.token_ids and self._chat:
             changed |= _hide(top, "prompt_token_ids")
         if self._public is not None and "model" in top and bytes(top["model"]) == self._served:
@@ -153,9 +156,9 @@ class View:
 
 
 def _without_verdict(choice: Object, name: str) -> bool:
-    """Takes `countersign` out of a message or delta."""
+    """Takes `countersign` out of a message, a delta or an error."""
     text = bytes(choice[name])
-    if b"ountersign" not in text and b"\\u" not in text:
+    if not names_verdict(text):
         return False
     fields = read_object(text)
     if fields is None or fields.pop("countersign", None) is None:

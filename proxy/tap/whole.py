@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import BaseTap, error_body, without_verdict
+from proxy.tap.base import BaseTap, error_body
+from proxy.tap.forged import without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import is_null, read_object, write
 from proxy.tap.tokens import TokenStrings
@@ -83,26 +84,24 @@ class WholeTap(BaseTap):
 class PassTap(BaseTap):
     """An answer that carries no generation: one with an error status.
 
-    It passes as it is. JSON is held until it is whole, so that nothing in it can pose as a verdict; whoever feeds it
-    knows how long an error may be.
+    It passes as it is, once it is whole, so that nothing in it can pose as a verdict, whatever it is called; whoever
+    feeds it knows how long an error may be.
     """
 
-    def __init__(self, prepared: Prepared, allowed: Allowed, *, json: bool) -> None:
+    def __init__(self, prepared: Prepared, allowed: Allowed) -> None:
         super().__init__(prepared, "", None, allowed)
-        self._body: bytearray | None = bytearray() if json else None
+        self._body = bytearray()
         self.collector.fault("upstream_error")
 
     def feed(self, data: bytes) -> bytes:
-        """Passes bytes on, or keeps them while they may be JSON."""
+        """Keeps the bytes; returns nothing."""
         self.begun = True
-        if self._body is None:
-            return data
         self._body += data
         return b""
 
     def close(self, fault: str | None = None) -> bytes:
         """What was kept; nothing after a fault, for half a JSON body helps nobody."""
-        body, self._body = bytes(self._body or b""), None
+        body, self._body = bytes(self._body), bytearray()
         if fault is None and is_deeper(body, self.allowed.depth):
             self.failed = True
             self.fault = fault = "too_deep"
@@ -114,4 +113,4 @@ class PassTap(BaseTap):
     @property
     def held(self) -> int:
         """See Tap."""
-        return len(self._body or b"")
+        return len(self._body)
