@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.leaks.stage import EXPIRE_SECONDS, REDIS_AWAY_SECONDS, Outcome
+from benchmarks.leaks.stage import BACKENDS, EXPIRE_SECONDS, REDIS_AWAY_SECONDS, Outcome
 
 WARM_SHARE = 0.25
 """Of the run, in which memory still finds its level."""
@@ -51,6 +51,10 @@ def leaks(lines: Sequence[Line]) -> list[str]:
     for name in ("client", "file", "local"):
         if (more := after["handles"].get(name, 0) - before["handles"].get(name, 0)) > 0:
             found.append(f"{more} handles of kind {name}")
+    if (more := after["handles"].get("backend", 0) - BACKENDS) > 0:
+        found.append(f"{more} connections to backends, beyond one of each for its probes")
+    if dead := after["handles"].get("dead", 0):
+        found.append(f"{dead} connections that the other side closed")
     if first["tally"]["endless"]:
         found.append(f"{sum(first['tally']['endless'].values())} requests without an end in 30 s")
     found += [f"keys `{key['name']}` without a time to live" for key in _keys(lines) if not key["why"]]

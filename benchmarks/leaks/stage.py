@@ -28,7 +28,14 @@ from benchmarks.overhead.stack import answers, free_port
 from policies.errors import CountersignError
 from policies.settings import hash_key, parse_settings
 
-KEYS = ("sk-ann", "sk-bob", "sk-eve")
+LIMITS: dict[str, dict[str, Any]] = {
+    "sk-ann": {},
+    "sk-bob": {"requests_per_minute": 2000, "concurrency": 8},
+    "sk-eve": {"tokens_per_minute": 10**6, "tokens": 10**9, "every": "day"},
+}
+"""Client keys and what each may use: one of them meets its limits."""
+KEYS = tuple(LIMITS)
+BACKENDS = 3
 SAMPLE_SECONDS = 2.0
 REDIS_AWAY_SECONDS = 1.5
 SETTLE_SECONDS = 45.0
@@ -282,7 +289,7 @@ def settings(port: int, redis_port: int, upstream_port: int) -> dict[str, Any]:
             {"name": "two", "url": upstream, "model": MODEL, **declared},
             {"name": "none", "url": f"http://127.0.0.1:{free_port()}", "model": DOWN, **declared},
         ],
-        "keys": [{"name": f"client-{at}", "sha256": hash_key(key)} for at, key in enumerate(KEYS)],
+        "keys": [{"name": key[3:], "sha256": hash_key(key), "limits": limits} for key, limits in LIMITS.items()],
         "timeouts": {"connect": 1.0, "first_byte": 1.0, "idle": 1.0, "total": 10.0},
         "bounds": {"line_bytes": 256 * 1024},
         "breaker": {"failures": 10**9},

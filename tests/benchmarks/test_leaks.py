@@ -64,6 +64,8 @@ def test_nothing_is_left_of_a_clean_run() -> None:
         ({"after": held(tasks={"Store._listen": 1, "Exchange.run": 3})}, "3 tasks `Exchange.run`"),
         ({"after": held(handles={"file": 7})}, "2 handles of kind file"),
         ({"after": held(handles={"file": 5, "client": 1})}, "1 handles of kind client"),
+        ({"before": held(handles={"backend": 9}), "after": held(handles={"backend": 5})}, "2 connections to backends"),
+        ({"after": held(handles={"dead": 1})}, "1 connections that the other side closed"),
     ],
 )
 def test_what_is_left_is_told(first: dict[str, Any], word: str) -> None:
