@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
@@ -25,6 +26,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 _reused: ContextVar[bool] = ContextVar("reused")
 """Whether this task's request went out on a connection that had carried another one before."""
 _LARGE = 1024 * 1024
+_MOST_HEADS = 32
+"""Heads of one response, informational ones among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,33 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
+class _Response(aiohttp.ClientResponse):
+    """Has few heads before its own: aiohttp reads informational ones for as long as they come."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head. Raises HttpProcessingError where others come without end."""
+        protocol = connection.protocol
+        assert protocol is not None
+        read, left = protocol.read, _MOST_HEADS
+
+        async def counted() -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise HttpProcessingError(message="too many informational responses")
+            return await read()
+
+        protocol.read = counted  # type: ignore[method-assign]
+        try:
+            return await super().start(connection)
+        finally:
+            vars(protocol).pop("read")
+
+
 def _session(timeouts: TimeoutSettings, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
+        response_class=_Response,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
