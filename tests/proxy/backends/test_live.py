@@ -88,7 +88,7 @@ def test_none_left_is_said_at_once_and_when_to_come_again(make_rig: Callable[...
     assert refused.headers["x-request-id"] == "mine"
     assert refused.json()["error"]["code"] == "backend_unavailable"
     assert "x-countersign-id" not in refused.headers
-    assert rig.open_ids() == []
+    until(lambda: rig.open_ids() == [])
 
 
 def test_one_request_tries_one_that_was_silent(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
