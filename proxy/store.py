@@ -7,17 +7,18 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 import orjson
 from redis.asyncio.client import PubSub
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError
 
-from policies.errors import NoConnection, NotFound, StoreUnavailable
+from policies.errors import NotFound, StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
 from policies.verification import pending
+from proxy.asking import PATIENCE, Asking, value_of
 from proxy.generation import Generation
 from proxy.lanes import Lanes
 from proxy.metrics import Metrics
@@ -38,11 +39,6 @@ from verifier_pool.queue import (
 )
 from verifier_pool.scripts import STORE_STANDING, open_intent
 
-PATIENCE = 2.0
-"""Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only
-one that hangs costs this, and only to the requests of its first two seconds; less mistook a busy machine, whose event
-loop itself comes late, for an outage."""
-
 _CONNECT = 5 * PATIENCE
 """Seconds for a connection, which redis-py counts whether or not the event loop comes round; `PATIENCE` ends before."""
 
@@ -51,8 +47,6 @@ Call = tuple[AsyncScript, Sequence[str], Sequence[str | int]]
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 16
-"""Connections for what is asked in passing; more wait until one is free, however long Redis takes to answer."""
 _READS = 8
 """Reads in one turn: few, so that a flood of them comes back in a trickle and lets others have the event loop."""
 _POLL = 1.0
@@ -80,7 +74,7 @@ class Store:
         self._durability = durability or DurabilitySettings()
         self._until_durable = durable.command(self._durability)
         self._redis = connection.connect_async(url, connect_timeout=_CONNECT)
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._asking = Asking(outage)
         self._intents = Lanes(
             connection.connect_async(url, connect_timeout=_CONNECT),
             PATIENCE + durable.seconds(self._durability),
@@ -115,7 +109,7 @@ class Store:
         """
         lost_at = time.time() + self._settings.lost_after
         intent = orjson.dumps(generation.intent())
-        async with self._asking():
+        async with self._asking.anything():
             written, durably = await self._intents.ask(
                 open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
             )
@@ -138,12 +132,12 @@ class Store:
 
     async def standings(self, fields: Sequence[str]) -> list[bytes | None]:
         """Those fields of the `standings` hash. Raises StoreUnavailable."""
-        async with self._asking_alone():
+        async with self._asking.alone():
             return cast("list[bytes | None]", await self._redis.hmget(STANDINGS, list(fields)))
 
     async def standing(self, backend: str) -> tuple[dict[bytes, bytes], int]:
         """A backend's `standing` hash, and how many of its units are not in it yet. Raises StoreUnavailable."""
-        async with self._asking_in_turn():
+        async with self._asking.in_turn():
             pipeline = self._redis.pipeline(transaction=True)
             pipeline.hgetall(standing_key(backend))
             pipeline.llen(units_key(backend))
@@ -152,7 +146,7 @@ class Store:
 
     async def store_standing(self, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> bool:
         """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
-        async with self._asking_in_turn():
+        async with self._asking.in_turn():
             return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
 
     def script(self, text: str) -> AsyncScript:
@@ -161,7 +155,7 @@ class Store:
 
     async def call(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         """What a script answers. Raises StoreUnavailable."""
-        async with self._asking_in_turn():
+        async with self._asking.in_turn():
             return await script(keys=list(keys), args=list(arguments))
 
     async def count(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
@@ -169,18 +163,18 @@ class Store:
         meanwhile share. Raises StoreUnavailable.
         """
         given = (len(keys), *keys, *arguments)
-        async with self._asking_aside():
+        async with self._asking.aside():
             said, _ = await self._limits.ask(("EVALSHA", script.sha, *given))
             if isinstance(said, NoScriptError):
                 said, _ = await self._limits.ask(("EVAL", cast("str", script.script), *given))
-            return _told(said)
+            return value_of(said)
 
     async def call_all(self, calls: Iterable[Call], mark: tuple[str, str]) -> None:
         """Call scripts, all or none, and leave a mark that it was done: a key and its value, for an hour.
 
         Raises StoreUnavailable: then it may have been done all the same. A script that fails is logged.
         """
-        async with self._asking_alone(), self._redis.pipeline(transaction=True) as pipeline:
+        async with self._asking.alone(), self._redis.pipeline(transaction=True) as pipeline:
             for script, keys, arguments in calls:
                 await script(keys=list(keys), args=list(arguments), client=pipeline)
             pipeline.set(*mark, ex=3600)
@@ -191,12 +185,12 @@ class Store:
     async def marked(self, mark: tuple[str, str]) -> bool:
         """Whether this is the mark that was left last. Raises StoreUnavailable."""
         key, value = mark
-        async with self._asking_alone():
+        async with self._asking.alone():
             return cast("bytes | None", await self._redis.get(key)) == value.encode()
 
     async def keys(self, known: bytes | None) -> tuple[bytes | None, list[bytes] | None]:
         """The version of the client keys, and all of them unless it is `known` (None). Raises StoreUnavailable."""
-        async with self._asking_alone():
+        async with self._asking.alone():
             version = await self._redis.get(KEYS_VERSION)
             if version is not None and version == known:
                 return version, None
@@ -208,12 +202,12 @@ class Store:
 
     async def all_keys(self) -> list[bytes]:
         """The client keys as they are stored. Raises StoreUnavailable."""
-        async with self._asking_in_turn():
+        async with self._asking.in_turn():
             return cast("list[bytes]", await self._redis.hvals(KEYS))
 
     async def key(self, name: str) -> bytes | None:
         """One client key as it is stored. Raises StoreUnavailable."""
-        async with self._asking_in_turn():
+        async with self._asking.in_turn():
             return cast("bytes | None", await self._redis.hget(KEYS, name))
 
     async def wait(self, id: str, seconds: float) -> dict[str, Any] | None:
@@ -296,47 +290,11 @@ class Store:
         return (await self._documents(key))[0]
 
     async def _documents(self, *keys: str) -> list[dict[str, Any] | None]:
-        async with self._asking_aside():
-            stored = _told((await self._reads.ask(("MGET", *keys)))[0])
+        async with self._asking.aside():
+            stored = value_of((await self._reads.ask(("MGET", *keys)))[0])
         found = [None if data is None else orjson.loads(data) for data in stored]
         assert all(each is None or isinstance(each, dict) for each in found)
         return found
-
-    @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
-        if self._outage.down:
-            raise StoreUnavailable("redis does not answer")
-        try:
-            yield
-        except OutOfMemoryError as error:
-            # It answers everything else, and has room again once evidence expires.
-            raise StoreUnavailable("redis is full") from error
-        except (RedisError, OSError, TimeoutError, durable.NotDurable) as error:
-            if connection.our_own(error):
-                raise NoConnection("there is no connection left for redis") from error
-            self._outage.failed(error)
-            raise StoreUnavailable("redis does not answer") from error
-
-    @contextlib.asynccontextmanager
-    async def _asking_aside(self) -> AsyncIterator[None]:
-        """As `_asking`, but what Redis refuses, such as a key of another kind, is no outage: verdicts go on."""
-        async with self._asking():
-            try:
-                yield
-            except ResponseError as error:
-                raise StoreUnavailable("redis refuses") from error
-
-    @contextlib.asynccontextmanager
-    async def _asking_alone(self) -> AsyncIterator[None]:
-        """As `_asking_aside`, on a connection of one's own: for the few who ask on their own account."""
-        async with self._asking_aside(), Patience(PATIENCE):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def _asking_in_turn(self) -> AsyncIterator[None]:
-        """As `_asking_alone`, for those who ask for a client, however many they are."""
-        async with self._places, self._asking_alone():
-            yield
 
     async def _listen(self) -> None:
         """Wake whoever waits for a verdict, for ever; after an outage subscribe again."""
@@ -375,12 +333,5 @@ class Store:
     async def _push(self, ids: Iterable[str]) -> None:
         lost_at = time.time() + self._settings.lost_after
         if scores := dict.fromkeys(ids, lost_at):
-            async with self._asking_alone():
+            async with self._asking.alone():
                 await self._redis.zadd(OPEN, scores, xx=True)
-
-
-def _told(said: Any) -> Any:
-    """An answer of `Lanes.ask`; raises the error that it is."""
-    if isinstance(said, Exception):
-        raise said
-    return said

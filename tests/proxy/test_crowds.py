@@ -118,8 +118,8 @@ def test_nobody_waits_for_another_kind(valkey: Valkey) -> None:
             busy = [asyncio.create_task(store._reads.ask(("BLPOP", PREFIX + "nothing", "1"))) for _ in range(2)]
             await asyncio.sleep(0.05)
             reads = [asyncio.create_task(store.verification("x")) for _ in range(CROWD)]
-            for _ in range(store._places._value):
-                await store._places.acquire()
+            for _ in range(store._asking.places._value):
+                await store._asking.places.acquire()
             aside = [asyncio.create_task(store.key("x")) for _ in range(CROWD)]
             await asyncio.sleep(0)
             script = store.script(SHOW)
@@ -129,7 +129,7 @@ def test_nobody_waits_for_another_kind(valkey: Valkey) -> None:
             await store.keys(None)
             assert not any(each.done() for each in (*busy, *reads, *aside)), time.monotonic() - started
             assert await asyncio.gather(*reads) == [None] * CROWD
-            store._places.release()
+            store._asking.places.release()
             assert await asyncio.gather(*aside) == [None] * CROWD
             assert not outage.down
 
@@ -138,6 +138,7 @@ def test_nobody_waits_for_another_kind(valkey: Valkey) -> None:
 
 def test_a_loop_that_stands_still_is_no_outage(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.store.PATIENCE", 0.4)
+    monkeypatch.setattr("proxy.asking.PATIENCE", 0.4)
 
     async def test() -> None:
         async with stored(valkey.url) as (store, outage):
@@ -195,6 +196,7 @@ def test_who_cannot_be_counted_is_not_let_in(valkey: Valkey) -> None:
 
 def test_a_silent_redis_is_an_outage_for_all_who_wait(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.store.PATIENCE", 0.5)
+    monkeypatch.setattr("proxy.asking.PATIENCE", 0.5)
 
     async def test() -> None:
         async with stored(valkey.url) as (store, outage):
@@ -203,7 +205,7 @@ def test_a_silent_redis_is_an_outage_for_all_who_wait(valkey: Valkey, monkeypatc
             valkey.freeze()
             try:
                 started = time.monotonic()
-                asked = [asyncio.create_task(ask()) for ask in _everything(store, 1000)]
+                asked = [asyncio.create_task(ask()) for ask in _everything(store, CROWD)]
                 said = await asyncio.gather(*asked, return_exceptions=True)
                 assert {type(each) for each in said} == {StoreUnavailable}
                 assert time.monotonic() - started < 10

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from policies.settings import hash_key
-from proxy.store import PATIENCE
+from proxy.asking import PATIENCE
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
