@@ -11,11 +11,13 @@ from policies._sections import Section
 
 class TimeoutSettings(Section):
     """Seconds. `first_byte` counts from the request going up to the answer's first byte, in a stream to its first
-    event with data (comments are none); `idle` between two reads, `total` over everything."""
+    event with data (comments are none); `idle` between two reads, `total` over everything, the queue and the client's
+    reading included. A client that takes nothing of what there is for it for `client` seconds is given up."""
 
     connect: float = Field(5.0, gt=0)
     first_byte: float = Field(300.0, gt=0)
     idle: float = Field(120.0, gt=0)
+    client: float = Field(120.0, gt=0)
     total: float = Field(3600.0, gt=0)
 
 

@@ -20,13 +20,13 @@ from redis.exceptions import RedisError
 from starlette.types import ASGIApp
 
 from policies.errors import CountersignError, SettingsError
-from policies.settings import BoundsSettings, Settings, embedded_dir, parse_settings, store_url
+from policies.settings import Settings, embedded_dir, parse_settings, store_url
 from proxy import log
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.embedded import EmbeddedValkey
-from proxy.protocol import bounded
 from proxy.services import Drain
+from proxy.uptake import watched
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
 
@@ -102,11 +102,11 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def uvicorn_config(app: ASGIApp, bounds: BoundsSettings) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     """How uvicorn runs the application."""
     return uvicorn.Config(
         app,
-        http=bounded(bounds),
+        http=watched(settings),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -128,7 +128,7 @@ def _serve(settings: Settings, redis_url: str, listening: socket.socket, most: f
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
     # What is here now stays, and no collection of garbage, which stops every stream, needs to look at it again.
     gc.freeze()
-    _Server(uvicorn_config(app, settings.bounds), drain, most).run(sockets=[listening])
+    _Server(uvicorn_config(app, settings), drain, most).run(sockets=[listening])
 
 
 def _check_keys(settings: Settings, redis_url: str) -> None:

@@ -120,10 +120,10 @@ class Group:
         """Whether a backend may be asked at all."""
         return backend.rank(self.clock()) is not None
 
-    async def wait(self, request: Waiting) -> Turn:
+    async def wait(self, request: Waiting, most: float = math.inf) -> Turn:
         """Stand in the queue until a backend has a place for the request. First come, first served.
 
-        Raises BackendUnavailable when the queue is full, or after `queue_seconds`.
+        Raises BackendUnavailable when the queue is full, or after `queue_seconds`, or `most` if that is less.
         """
         if len(self.waiting) >= self.rules.queue:
             raise BackendUnavailable(_AT_LIMIT)
@@ -131,7 +131,7 @@ class Group:
         entry = (request, place)
         self.waiting.append(entry)
         try:
-            async with asyncio.timeout(self.rules.queue_seconds):
+            async with asyncio.timeout(min(most, self.rules.queue_seconds)):
                 return await place
         except BaseException as error:
             if place.done() and not place.cancelled():

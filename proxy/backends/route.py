@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from proxy.backends.backend import Backend
 from proxy.backends.group import Group
 from proxy.backends.turn import Turn
@@ -26,11 +28,11 @@ class Route:
         self._began = False
         self.waited = 0.0
 
-    async def take(self) -> Turn | None:
+    async def take(self, most: float = math.inf) -> Turn | None:
         """A place at the best backend there is; None when the request failed elsewhere and nobody is left.
 
-        The first time it stands in the queue while all are at their limit. Enter the turn before anything else is
-        awaited: its place is taken.
+        The first time it stands in the queue while all are at their limit, for `most` seconds at the most. Enter the
+        turn before anything else is awaited: its place is taken.
 
         Raises:
             BackendUnavailable: nobody can be asked, or nobody had a place in time.
@@ -43,16 +45,16 @@ class Route:
         elif not first:
             return None
         elif self._crowded():
-            turn = await self._wait()
+            turn = await self._wait(most)
         else:
             raise self._group.refusal()
         self._tried.add(turn.backend)
         return turn
 
-    async def _wait(self) -> Turn:
+    async def _wait(self, most: float) -> Turn:
         since = self._group.clock()
         try:
-            return await self._group.wait(self)
+            return await self._group.wait(self, most)
         finally:
             self.waited = self._group.clock() - since
 

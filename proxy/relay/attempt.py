@@ -113,7 +113,7 @@ class Attempt:
     async def _take(self, route: Route) -> Turn | None:
         """See Route.take. What it takes to wait for a place is not our time."""
         try:
-            return await route.take()
+            return await route.take(self._clock.left)
         finally:
             if route.waited:
                 self._clock.waited += route.waited

@@ -14,6 +14,9 @@ from policies.settings import TimeoutSettings
 
 T = TypeVar("T")
 
+_AGAIN = 0.1
+"""Seconds after which it is looked again whether a request whose time is over waits for its client."""
+
 
 class Patience:
     """A deadline around talk with a backend; an async context manager that raises UpstreamTimeout when it passes.
@@ -72,35 +75,76 @@ class Patience:
         self._task.cancel()
 
 
+class Limit:
+    """The end of a request whose client does not take its bytes; a context manager around all of it.
+
+    Reads have their own deadline (Patience). What else a request waits for is bounded by itself, except for its client:
+    when the time is over and a write is not, or as soon as one is not after that, the work is cancelled and the context
+    left quietly, with `cut` set. One timer for a request; none for a write.
+    """
+
+    __slots__ = ("_cancelling", "_clock", "_seconds", "_task", "_timer", "cut")
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.cut = False
+        self._clock = clock
+        self._seconds = seconds
+
+    def __enter__(self) -> Limit:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._ring)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self._timer.cancel()
+        # A client that left meanwhile has cancelled the task, too.
+        return self.cut and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+
+    def _ring(self) -> None:
+        if self._clock.writing_now:
+            self.cut = True
+            self._task.cancel()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN, self._ring)
+
+
 class Clock:
     """Counts the seconds spent waiting for others; the rest of the total is ours.
 
     `first_token` and `total` are seconds after the request went up (the last time), None before. The total time-out
-    counts from the first time: asking another backend gives a request no second one. `when_began` is called when an
-    answer begins.
+    counts from the beginning: neither another backend nor a queue gives a request a second one. `when_began` is called
+    when an answer begins.
+
+    Attributes:
+        waited: seconds spent waiting for others.
+        writing_now: the client has to take bytes before anything goes on.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
         self._timeouts = timeouts
         self._began = time.monotonic()
-        self._over: float | None = None
+        self._over = self._began + timeouts.total
+        self._held = 0.0
         self._up: float | None = None
         self._first: float | None = None
         self._last: float | None = None
         self.when_began: Callable[[], None] | None = None
         self.waited = 0.0
+        self.writing_now = False
 
     def went_up(self) -> None:
         """The request goes to a backend now; the time-outs for its first byte and between reads count from here."""
         self._up = time.monotonic()
         self._first = self._last = None
-        if self._over is None:
-            self._over = self._up + self._timeouts.total
+        self._held = 0.0
 
     @property
     def left(self) -> float:
         """Seconds until the total time-out."""
-        return self._timeouts.total if self._over is None else self._over - time.monotonic()
+        return self._over - time.monotonic()
 
     @property
     def elapsed(self) -> float:
@@ -130,12 +174,23 @@ class Clock:
         finally:
             self.waited += time.monotonic() - start
 
+    async def writing(self, what: Awaitable[None]) -> None:
+        """Wait for the client to take bytes; the backend is not to blame for how long that takes."""
+        start = time.monotonic()
+        self.writing_now = True
+        try:
+            await what
+        finally:
+            self.writing_now = False
+            took = time.monotonic() - start
+            self.waited += took
+            self._held += took
+
     async def reading(self, what: Awaitable[bytes], patience: Patience) -> bytes:
         """One read from the backend; moves the deadline to when this read must be over, and away afterwards."""
         assert self._up is not None
-        assert self._over is not None
         start = time.monotonic()
-        wait = self._up + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
+        wait = self._up + self._held + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
         patience.until(min(wait, self._over))
         data = await what
         patience.until(None)
@@ -149,6 +204,10 @@ class Clock:
             self._first = self._last
             if self.when_began is not None:
                 self.when_began()
+
+    def limit(self) -> Limit:
+        """The total time-out where a client does not take its bytes, in the task that serves it."""
+        return Limit(self, self.left)
 
     def patience(self, seconds: float | None = None) -> Patience:
         """A deadline around talk with a backend, in the task that talks."""

@@ -45,7 +45,7 @@ class Downlink:
         self._events = any(
             name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers
         )
-        await self._clock.waiting(self._say({"type": "http.response.start", "status": status, "headers": headers}))
+        await self._clock.writing(self._say({"type": "http.response.start", "status": status, "headers": headers}))
 
     def hush(self) -> None:
         """The answer turns out to be no stream: no comments, unless the client has been promised one."""
@@ -54,7 +54,7 @@ class Downlink:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes; `last` ends the answer."""
         self.delivered = last
-        await self._clock.waiting(self._say({"type": "http.response.body", "body": data, "more_body": not last}))
+        await self._clock.writing(self._say({"type": "http.response.body", "body": data, "more_body": not last}))
 
     @contextmanager
     def kept_alive(self, stream: bool, headers: Callable[[Headers], Headers]) -> Iterator[None]:

@@ -53,14 +53,13 @@ class Exchange:
         self._attempt = self._begin(generation)
 
     async def run(self) -> None:
-        """Serve the request. Cancelled when the client leaves; then nothing is awaited any more."""
+        """Serve the request. Cancelled when the client leaves; then nothing is awaited any more. One that does not take
+        its answer within the total time-out has left, too: what it gets ends in the middle."""
         try:
-            await self._serve()
-        except ApiError as error:
-            await self._attempt.reply.fail(error)
-        except Exception:
-            logger.exception("a request broke the proxy", extra={"id": self._attempt.generation.id})
-            await self._attempt.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
+            with self._clock.limit() as limit:
+                await self._answer()
+            if limit.cut:
+                self.down.delivered = False
         finally:
             self._account()
 
@@ -71,6 +70,15 @@ class Exchange:
         if not 200 <= self.down.status < 300 or reply.refused is not None:
             return None
         return reply.record.used(delivered=self.down.delivered)
+
+    async def _answer(self) -> None:
+        try:
+            await self._serve()
+        except ApiError as error:
+            await self._attempt.reply.fail(error)
+        except Exception:
+            logger.exception("a request broke the proxy", extra={"id": self._attempt.generation.id})
+            await self._attempt.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
 
     async def _serve(self) -> None:
         try:

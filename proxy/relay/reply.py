@@ -65,7 +65,7 @@ class Reply(Answer):
         marks = [(names.VERDICT, b"reject")] if isinstance(error, VerificationFailed) else []
         echoed = names.echoed(self._headers)
         headers = self.our_headers(marks) if self.record.opened else echoed
-        await answer_error(self.down.send, error, headers, path=self.generation.endpoint)
+        await self._clock.writing(answer_error(self.down.send, error, headers, path=self.generation.endpoint))
 
     def _open_tap(self, response: UpstreamResponse, prepared: Prepared | Passed) -> Tap:
         content_type = names.first(response.headers, b"content-type").decode("latin-1") or None

@@ -25,7 +25,7 @@ class RunningProxy:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn_config(self.app, settings.bounds))
+        self._server = uvicorn.Server(uvicorn_config(self.app, settings))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
 
     @property

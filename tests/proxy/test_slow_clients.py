@@ -1,0 +1,224 @@
+"""Clients that do not take what is sent to them: given up after a while, on record as clients that left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from proxy.backends.backend import Backend
+from tests.proxy.conftest import CHAT, Rig
+from tests.support import wire
+from tests.support.fake_backend import FakeBackend, Script
+from verifier_pool.queue import OPEN
+
+CHAT_PATH = "/v1/chat/completions"
+_FRAME = wire.chunk(wire.CONTENT[0].replace(b"One", b"x" * 8000))
+_ENDLESS: Script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[_FRAME] * 4000]
+_LARGE = wire.whole(wire.BODY.replace(b"One two three", b"x" * 8_000_000))
+_RESPONSES = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"%s"}\n\n'
+_PASSED: Script = [wire.SSE_HEAD, *[wire.chunk(_RESPONSES % (b"x" * 2000))] * 8000]
+_COMMENTS: Script = [wire.SSE_HEAD, *[wire.chunk(b": " + b"x" * 4000 + b"\n\n")] * 4000]
+_NEVER = 3600.0
+
+
+@contextlib.contextmanager
+def _client(rig: Rig) -> Iterator[socket.socket]:
+    """A connection with hardly any room for what it does not read."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", rig.proxy.port))
+        yield client
+
+
+def _ask(client: socket.socket, path: str = CHAT_PATH, **fields: Any) -> None:
+    body = json.dumps(CHAT | fields).encode()
+    client.sendall(b"POST %s HTTP/1.1\r\nhost: localhost\r\n" % path.encode())
+    client.sendall(b"content-length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def _until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _is_cut(client: socket.socket, timeout: float = 10.0) -> bool:
+    """Whether the proxy has let go of the connection; reads nothing of what it sent."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            client.send(b"\r\n")
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _b1(rig: Rig) -> Backend:
+    return rig.proxy.services.backends.all[0]
+
+
+def _free(rig: Rig) -> bool:
+    return rig.proxy.drain.in_flight == 0 and not any(each.outstanding for each in rig.proxy.services.backends.all)
+
+
+TIMES = {"total": {"total": 1.5, "client": _NEVER}, "client": {"client": 0.6}}
+
+
+@pytest.mark.parametrize("which", TIMES)
+def test_a_stream_that_nobody_takes(make_rig: Callable[..., Rig], which: str) -> None:
+    rig = make_rig(timeouts=TIMES[which])
+    rig.backend.script = _ENDLESS
+    rig.redis.delete(OPEN)
+    with _client(rig) as client:
+        began = time.monotonic()
+        _ask(client, stream=True)
+        _until(lambda: rig.open_ids())
+        (id,) = rig.open_ids()
+        _until(lambda: _free(rig))
+        assert 0.5 < time.monotonic() - began < 5
+        assert rig.backend.last.peer_closed.wait(1)
+        evidence = rig.evidence(id)
+        assert "client_left" in evidence.faults
+        assert not evidence.complete
+        assert not any("upstream" in fault for fault in evidence.faults)
+        with contextlib.suppress(OSError):
+            got = b""
+            while part := client.recv(65536):
+                got += part
+            assert not got.endswith(wire.LAST_CHUNK)
+            assert b'"error"' not in got
+
+
+@pytest.mark.parametrize("which", TIMES)
+def test_it_says_nothing_of_the_backend(make_rig: Callable[..., Rig], which: str) -> None:
+    breaker = {"failures": 1, "open_seconds": 60}
+    rig = make_rig(timeouts=TIMES[which], breaker=breaker)
+    rig.backend.script = _ENDLESS
+    for _ in range(3):
+        with _client(rig) as client:
+            _ask(client, stream=True)
+            _until(lambda: rig.proxy.drain.in_flight)
+            _until(lambda: _free(rig))
+    rig.backend.script = wire.stream()
+    assert rig.chat(stream=True).content.endswith(wire.DONE)
+
+
+@pytest.mark.parametrize("which", TIMES)
+@pytest.mark.parametrize(
+    ("path", "script", "fields"),
+    [
+        ("/v1/responses", _PASSED, {"input": "x", "stream": True}),
+        (CHAT_PATH, _COMMENTS, {"stream": True}),
+        (CHAT_PATH, [_LARGE], {}),
+        (CHAT_PATH, [wire.whole(b'{"error": {"message": "%s"}}' % (b"x" * 60_000), 400)], {}),
+    ],
+    ids=["passed through", "comments", "whole", "error"],
+)
+def test_whatever_it_is(
+    make_rig: Callable[..., Rig], which: str, path: str, script: Script, fields: dict[str, Any]
+) -> None:
+    rig = make_rig(timeouts=TIMES[which] | {"first_byte": 0.3}, relay={"keepalive": 0.1}, breaker={"failures": 1})
+    rig.backend.script = script
+    with _client(rig) as client:
+        _ask(client, path, **fields)
+        _until(lambda: rig.backend.requests)
+        _until(lambda: _free(rig), 5)
+    rig.backend.script = [wire.whole(wire.BODY)]
+    assert rig.chat().status_code == 200
+
+
+def test_a_whole_answer_is_not_kept_for_ever(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(timeouts={"client": 0.5})
+    rig.backend.script = [_LARGE]
+    with _client(rig) as client:
+        _ask(client)
+        _until(lambda: rig.backend.requests)
+        assert _is_cut(client)
+
+
+def test_answers_in_a_row_that_nobody_takes(make_rig: Callable[..., Rig]) -> None:
+    """Nothing of it is on the way to a backend: refusals, and waits for a verification."""
+    rig = make_rig(timeouts={"client": 0.5})
+    with _client(rig) as client, contextlib.suppress(OSError):
+        client.settimeout(0.5)
+        for _ in range(20_000):
+            client.sendall(b"GET /v1/verifications/%s?wait=0.1 HTTP/1.1\r\nhost: localhost\r\n\r\n" % (b"0" * 32))
+    with _client(rig) as client:
+        with contextlib.suppress(OSError):
+            client.settimeout(0.5)
+            for _ in range(20_000):
+                client.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert _is_cut(client)
+    _until(lambda: _free(rig))
+
+
+def test_one_that_takes_little_is_left_alone(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(timeouts={"client": 0.5})
+    rig.backend.script = [_LARGE]
+    with _client(rig) as client:
+        _ask(client)
+        got = 0
+        began = time.monotonic()
+        while time.monotonic() - began < 2:
+            got += len(client.recv(32768))
+            time.sleep(0.01)
+        while got < 8_000_000:
+            part = client.recv(1 << 20)
+            assert part
+            got += len(part)
+
+
+def test_one_that_takes_a_stream_in_gulps_is_left_alone(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(timeouts={"client": 0.6})
+    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[_FRAME] * 500, *wire.stream()[2:]]
+    with _client(rig) as client:
+        _ask(client, stream=True)
+        got = b""
+        began = time.monotonic()
+        while not got.endswith(wire.LAST_CHUNK):
+            if time.monotonic() - began < 3:
+                time.sleep(0.25)
+            for _ in range(20):
+                part = client.recv(65536)
+                assert part
+                got += part
+                if got.endswith(wire.LAST_CHUNK):
+                    break
+        assert wire.DONE in got
+
+
+def test_little_is_not_enough_for_longer_than_the_total(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(timeouts={"total": 1.0})
+    rig.backend.script = _ENDLESS
+    with _client(rig) as client:
+        _ask(client, stream=True)
+        _until(lambda: rig.backend.requests)
+        began = time.monotonic()
+        while not _free(rig):
+            client.recv(256)
+            time.sleep(0.01)
+            assert time.monotonic() - began < 5
+        assert rig.backend.last.peer_closed.wait(1)
+
+
+def test_the_queue_is_a_part_of_the_total(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
+    one = {"name": "b1", "url": backend.url, "model": "m", "served_model": "served", "max_concurrency": 1}
+    rig = make_rig(timeouts={"total": 0.8}, backends=[one], routing={"queue": 5, "queue_seconds": 30})
+    backend.script = [3.0]
+    with _client(rig) as first:
+        _ask(first)
+        _until(lambda: _b1(rig).outstanding)
+        time.sleep(0.4)
+        began = time.monotonic()
+        response = rig.chat()
+        assert time.monotonic() - began < 2
+        assert response.status_code in (503, 504)
