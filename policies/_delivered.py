@@ -8,9 +8,8 @@ more than `min_tokens` tokens are out, ends before (or after) the one that is co
 
 Parsers of reasoning and tool calls move and drop pieces of the text, in ways that depend on the server's flags. Where
 they left nothing but content, only markup (added tokens, tags) and white space at the edges may be gone. Where they
-took out reasoning or tool calls, each part must be made of a few whole pieces of the text, every call and each of its
-arguments must stand in what is left, and nothing else of it may be gone. A parsed answer that is not made so is
-undecided, never accepted and never an accusation.
+took out reasoning or tool calls, every character of the text must be accounted for (`policies._parsed`). A parsed
+answer that is not made so is undecided, never accepted and never an accusation.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from policies import _parsed
 from policies._findings import Finding, rejected, undecided
 from policies.evidence import WITHHELD_FAULTS, Evidence, Ids
 from policies.spelling import Spelling
+from policies.thinking import tags_of
 
 _OFF = (False, 0, "0", "false", "f", "no", "n", "off")
 _HALF = "\ufffd"
@@ -50,6 +50,13 @@ class Asked(msgspec.Struct):
     def calls(self) -> bool:
         """Whether tool calls may be parsed out of the text."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forced(self) -> str:
+        """The function that the request forces a call of."""
+        function = self.tool_choice.get("function") if isinstance(self.tool_choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        return name if isinstance(name, str) else ""
 
 
 _asked = msgspec.json.Decoder(Asked)
@@ -100,9 +107,11 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
             return Delivered(tuple(fewest), compared=True)
         if not _may_be_parsed(evidence, asked) and not _cut_at_markup(evidence, readings, spelling):
             return Delivered((rejected("text_mismatch", _difference(evidence, readings[0])),), compared=True)
+    added = _added(spelling)
+    opened = tags_of(spelling).open_after(evidence.prompt_ids)
+    markup = _parsed.Markup(_markup(spelling), re.compile(added) if added else None, opened)
     for reading in readings:
-        named = isinstance(asked.tool_choice, dict)
-        if _parsed.made_of(evidence, reading.text, _markup(spelling), finished=_finished(evidence), named=named):
+        if _parsed.made_of(evidence, reading.text, markup, finished=_finished(evidence), named=asked.forced):
             return Delivered(compared=True)
     return Delivered((undecided("text_undecided", "the parsed answer is not made of pieces of its ids' text"),))
 

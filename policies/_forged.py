@@ -38,6 +38,7 @@ from policies._tails import binomial_tail
 from policies.evidence import Evidence, Replay
 from policies.hazard import Hazard
 from policies.profile import Profile
+from policies.thinking import UNKNOWN, Tags
 
 ABSURD = 10.0
 """Nats by which a token loses only where it is forged or its replay a spike."""
@@ -66,6 +67,7 @@ def find(
     lead: _Floats | None,
     checked: int,
     experts: bool,
+    tags: Tags = UNKNOWN,
 ) -> tuple[Finding | None, Metrics]:
     """The finding of lowest level, if any, and the metrics `absurd`, `too_early`, `too_long` (see `margin.check`).
 
@@ -73,9 +75,10 @@ def find(
         lead: nats by which each token loses the race, (G,); None where it cannot be run.
         checked: tokens that were raced.
         experts: the model is declared to have experts; evidence or replay may show it too.
+        tags: tokens that open and close reasoning.
     """
     stops = hazard.stop_ids(evidence, eos_token_ids)
-    odds = hazard.from_replay(evidence, replay, eos_token_ids)
+    odds = hazard.from_replay(evidence, replay, eos_token_ids, tags=tags)
     absurd = None if lead is None else int((lead > ABSURD).sum())
     metrics: Metrics = {
         "absurd": absurd,

@@ -1,99 +1,175 @@
 """Is a parsed answer made of pieces of the text its ids spell?
 
 Parsers cut the text: markup goes, one part becomes reasoning, another content, others tool calls. They add no words,
-and they drop none: whoever offers a few stretches of a text could make it say anything.
+drop none and swap none: whoever may leave out a word, or put one argument in another's place, can make a text say
+anything. So every character of the text must be accounted for. Reasoning is one stretch, at a tag that tells it from
+content; each call is a stretch in which it stands, name and arguments (`policies._called`); content is the rest, cut
+only by those and by added tokens; and what is then left is markup. There are formats that this does not know; their
+answers are undecided, never accepted.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from policies._called import spans
 from policies.evidence import Evidence
+from policies.thinking import CLOSING, OPENING
 
 MOST_PIECES = 4
-"""Pieces of the text that content or reasoning may be put together from, for each part there is beside it."""
-CALL_ROOM = 128
-"""Characters of markup around each tool call, besides its name and arguments, which may be spelled at length."""
-_TAKEN = "\0"
-_MARK = "\1"
-_WORDS = re.compile(r"analysis|commentary|final|assistant|Here(?: i|')s my (?:thought process|response):")
-"""What some templates write between reasoning and content without a tag."""
-_BEGUN = re.compile(r"<[\w:|]{0,40}(?:>[^<\0]*)?$")
+"""Pieces of the text that content may be put together from, besides one more for each call."""
+MOST_PLACES = 8
+"""Places at which reasoning is looked for, where its words stand in a text more than once."""
+_TAKEN, _MARK = "\0", "\1"
+_CHANNEL = re.compile(r"(?:analysis|commentary|final|assistant)\s*\Z")
+"""What harmony's templates write between two special tokens."""
+_SAYS = re.compile(r"Here(?: i|')s my (?:thought process|response):")
+"""What Granite writes in place of tags."""
+_CALL = re.compile(r"tool|func|call|python|plugin|channel|start", re.IGNORECASE)
+"""What a tag says behind which a call stands."""
+_GLUE_MARKS = " \t\r\n;,`[]"
+"""What may stand between calls besides markup."""
+_BEGUN = re.compile(r"<(?:/?[\w:|]{0,40}|[\w:|]{0,40}>[^<\0]*)$")
 """A call that a limit or a stop string cut off at its beginning, which streams hold back until there is more of it."""
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_CONSTANTS: dict[bool | None, tuple[str, ...]] = {
-    True: ("true", "True"), False: ("false", "False"), None: ("null", "None"),
-}  # fmt: skip
-_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-def made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool, named: bool) -> bool:
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """What parsers take out besides their own words.
+
+    Attributes:
+        all: added tokens and tags.
+        added: added tokens; None where the tokenizer has none.
+        opened: the prompt ends inside reasoning.
+    """
+
+    all: re.Pattern[str]
+    added: re.Pattern[str] | None
+    opened: bool = False
+
+
+def made_of(evidence: Evidence, text: str, markup: Markup, *, finished: bool, named: str = "") -> bool:
     """Whether content, reasoning and every tool call come from `text`, and nothing of it is gone but markup.
 
     Args:
-        markup: what parsers take out besides their own words.
         finished: the answer is whole; otherwise its end may be missing.
-        named: the request forces a call by name.
+        named: the function that the request forces a call of, whose name need not be in the text.
     """
-    # A piece that looks like a bit of markup is no bit of it, as long as there is another place for it.
-    bare = markup.sub(lambda found: _MARK * len(found[0]), text)
-    return any(_made_of(evidence, each, markup, finished=finished, named=named) for each in (bare, text))
+    cut = evidence.finish_reason == "length" or isinstance(evidence.stop_reason, str) or not finished
+    for rest in _without_reasoning(evidence.reasoning, text, markup):
+        found = spans(evidence.tool_calls, rest, named=named, cut=cut)
+        if found is None:
+            continue
+        announced = True
+        for start, end in found:
+            announced &= _is_announced(rest[:start], rest[start], markup, alone=not evidence.text.strip())
+            rest = rest[:start] + _TAKEN * (end - start) + rest[end:]
+        if not announced:
+            continue
+        # A piece that looks like a bit of markup is no bit of it, as long as there is another place for it.
+        bare = markup.all.sub(lambda found: _MARK * len(found[0]), rest)
+        most = MOST_PIECES + len(evidence.tool_calls)
+        for marked in (bare, rest):
+            tail = _without_content(evidence.text, marked, rest, markup, most)
+            if tail is None:
+                continue
+            if not finished or _is_markup(_BEGUN.sub("", tail) if cut else tail, markup):
+                return True
+    return False
 
 
-def _made_of(evidence: Evidence, text: str, markup: re.Pattern[str], *, finished: bool, named: bool) -> bool:
-    most = MOST_PIECES + len(evidence.tool_calls)
-    rest = text
-    for part in (evidence.reasoning, evidence.text):
-        others = without(part, rest, most)
-        if others is None:
+def _without_reasoning(reasoning: str, text: str, markup: Markup) -> Iterator[str]:
+    """The text without its reasoning, for each place at which that may stand."""
+    reasoning = reasoning.strip()
+    if not reasoning:
+        yield text
+        return
+    if any(CLOSING.search(mark[0]) for mark in markup.all.finditer(reasoning)):
+        return
+    at = -1
+    for _ in range(MOST_PLACES):
+        at = text.find(reasoning, at + 1)
+        if at < 0:
+            return
+        end = at + len(reasoning)
+        if _is_reasoning(text[:at], text[end:], markup):
+            yield text[:at] + _TAKEN * len(reasoning) + text[end:]
+
+
+def _is_reasoning(before: str, after: str, markup: Markup) -> bool:
+    """Whether a tag tells that what stands between is reasoning, and all of it."""
+    before, after = before.rstrip(), after.lstrip()
+    if not before:
+        begins = markup.opened
+    else:
+        begins = _opens(before, markup)
+        if not begins:
             return False
-        rest = others
-    cut = evidence.finish_reason == "length" or isinstance(evidence.stop_reason, str)
-    whole = _BEGUN.sub("", rest) if cut else rest
-    left = _WORDS.sub("", markup.sub("", whole.replace(_TAKEN, "").replace(_MARK, "")))
-    room = sum(CALL_ROOM + len(name) + 3 * len(arguments) for name, arguments in evidence.tool_calls)
-    if finished and len("".join(left.split())) > room:
-        return False
-    return _calls_hold(evidence.tool_calls, rest, evidence.request if named else b"")
+    ends = markup.all.match(after)
+    tag = ends[0] if ends is not None else ""
+    if CLOSING.search(tag):
+        return True
+    parted = bool(tag) and (_CALL.search(tag) or (markup.added is not None and markup.added.fullmatch(tag)))
+    return begins and (not after or bool(parted) or _SAYS.match(after) is not None)
 
 
-def _calls_hold(calls: Sequence[tuple[str, str]], rest: str, request: bytes) -> bool:
-    """Whether each call stands in what content and reasoning left, as often as it was made.
-
-    The name of a call that the request itself forces need not stand there.
-    """
-    sources = _Sources(rest)
-    names = Counter(name for name, _ in calls)
-    return all(
-        (rest.count(name) >= names[name] or name.encode("utf-8", "replace") in request) and sources.hold(arguments)
-        for name, arguments in calls
-    )
+def _opens(before: str, markup: Markup) -> bool:
+    """Whether reasoning begins where this text ends."""
+    marks = [mark for mark in markup.all.finditer(before) if mark.end() == len(before)]
+    if not marks:
+        return re.search(_SAYS.pattern + r"\Z", before) is not None
+    if OPENING.search(marks[0][0]) and not CLOSING.search(marks[0][0]):
+        return True
+    return before[: marks[0].start()].rstrip().endswith("analysis")
 
 
-def without(part: str, text: str, most: int) -> str | None:
-    """What of `text` is left where `part` is at most `most` stretches of it, in their order; None where it is not.
+def _is_announced(before: str, first: str, markup: Markup, *, alone: bool) -> bool:
+    """Whether a call stands where parsers look for one, and is no example amid content: at a tag, after another call,
+    or with no content at all."""
+    if alone or first == "<" or before.rstrip(_GLUE_MARKS).endswith(_TAKEN):
+        return True
+    before = before.rstrip(" \t\r\n[")
+    tag = next((mark[0] for mark in markup.all.finditer(before) if mark.end() == len(before)), "")
+    return bool(_CALL.search(tag))
 
-    White space at their ends aside. What is taken is overwritten, so that it is not taken twice.
-    """
-    at = 0
-    rest = part.strip()
-    kept = []
-    for _ in range(most):
-        if not rest:
+
+def _without_content(content: str, marked: str, rest: str, markup: Markup, most: int) -> str | None:
+    """What follows the last piece of the content; None where it is not made of the text's pieces, in their order."""
+    at, content = 0, content.strip()
+    for piece in range(most):
+        if not content:
             break
-        start, length = _longest(rest, text, at)
+        start, length = _longest(content, marked, at)
         if not length:
             return None
-        kept.append(text[at:start] + _TAKEN * length)
+        gap = rest[at:start]
+        if not _is_markup(gap, markup) or (piece and not _parts(gap, markup)):
+            return None
         at = start + length
-        rest = rest[length:].lstrip()
-    return None if rest else "".join(kept) + text[at:]
+        content = content[length:].lstrip()
+    return None if content else rest[at:]
+
+
+def _parts(gap: str, markup: Markup) -> bool:
+    """Whether parsers may have cut the content here: a call or reasoning stood here, or an added token."""
+    if _TAKEN in gap:
+        return True
+    return bool(markup.added and gap.strip() and not markup.added.sub("", gap).strip())
+
+
+def _is_markup(text: str, markup: Markup) -> bool:
+    """Whether nothing but markup, white space and what was taken already is in it."""
+    text = _SAYS.sub("", text)
+    between, at = [], 0
+    for mark in markup.all.finditer(text):
+        between.append(_CHANNEL.sub("", text[at : mark.start()]))
+        at = mark.end()
+    left = "".join([*between, text[at:]])
+    if _TAKEN in left:
+        return not left.replace(_TAKEN, "").strip(_GLUE_MARKS)
+    return not left.strip()
 
 
 def _longest(rest: str, text: str, at: int) -> tuple[int, int]:
@@ -109,66 +185,3 @@ def _longest(rest: str, text: str, at: int) -> tuple[int, int]:
         else:
             high = middle
     return start, low
-
-
-class _Sources:
-    """The text as parsers may have read it."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._squeezed: str | None = None
-        self._plain: str | None = None
-        self._numbers: frozenset[float] | None = None
-
-    def hold(self, arguments: str) -> bool:
-        """Whether the arguments stand in the text, or each of their values does."""
-        if arguments.strip() in self._text:
-            return True
-        if self._squeezed is None:
-            self._squeezed = "".join(self._text.split())
-        if "".join(arguments.split()) in self._squeezed:
-            return True
-        try:
-            value = json.loads(arguments, parse_int=float)
-        except (ValueError, RecursionError):
-            return False
-        return all(map(self._holds, _values(value)))
-
-    def _holds(self, value: str | float | None) -> bool:
-        if value is None or isinstance(value, bool):
-            return any(word in self._text for word in _CONSTANTS[value])
-        if isinstance(value, float):
-            if self._numbers is None:
-                self._numbers = frozenset(map(float, _NUMBER.findall(self._text)))
-            return value in self._numbers
-        return self._holds_string(value)
-
-    def _holds_string(self, string: str) -> bool:
-        if string.strip() in self._text:
-            return True
-        if self._plain is None:
-            plain = _ESCAPE.sub(_unescaped, self._text)
-            self._plain = _SURROGATES.sub(_joined, plain)
-        return string.strip() in self._plain
-
-
-def _values(value: Any) -> Iterator[str | float | None]:
-    """Every string, key, number and constant."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _values(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _values(item)
-    else:
-        yield value
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    code, letter = match[1], match[2]
-    return chr(int(code, 16)) if code else _LETTERS.get(letter, letter)
-
-
-def _joined(match: re.Match[str]) -> str:
-    return match[0].encode("utf-16", "surrogatepass").decode("utf-16")

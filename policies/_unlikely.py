@@ -14,6 +14,7 @@ from policies import _canonical, hazard
 from policies._findings import Finding, rejected
 from policies.evidence import Evidence
 from policies.spelling import Spelling
+from policies.thinking import UNKNOWN, Tags, tags_of
 
 REPEATED_LEVEL = 1e-6
 
@@ -44,8 +45,8 @@ def findings(
     """Findings, and metrics: those of `structure.check` from `extra_tokens` on."""
     found, metrics = _canonical_findings(evidence, spelling)
     for more, numbers in (
-        _hazard_findings(evidence, eos_token_ids, vocab_size),
-        repeated_findings(evidence, earlier, vocab_size),
+        _hazard_findings(evidence, eos_token_ids, vocab_size, tags_of(spelling)),
+        repeated_findings(evidence, earlier, vocab_size, tags_of(spelling)),
     ):
         found += more
         metrics |= numbers
@@ -65,9 +66,9 @@ def _canonical_findings(evidence: Evidence, spelling: Spelling | None) -> tuple[
 
 
 def _hazard_findings(
-    evidence: Evidence, eos_token_ids: Iterable[int], vocab_size: int | None
+    evidence: Evidence, eos_token_ids: Iterable[int], vocab_size: int | None, tags: Tags
 ) -> tuple[list[Finding], Metrics]:
-    found = hazard.from_claim(evidence, eos_token_ids, vocab_size)
+    found = hazard.from_claim(evidence, eos_token_ids, vocab_size, tags=tags)
     if found is None:
         return [], dict.fromkeys(("stopped", "hazard_low", "hazard_high", "too_long", "too_early"))
     metrics: Metrics = {
@@ -87,7 +88,7 @@ def _hazard_findings(
 
 
 def repeated_findings(
-    evidence: Evidence, earlier: Earlier | None, vocab_size: int | None
+    evidence: Evidence, earlier: Earlier | None, vocab_size: int | None, tags: Tags = UNKNOWN
 ) -> tuple[list[Finding], Metrics]:
     """An answer given before to the same prompt, by another seed.
 
@@ -99,7 +100,7 @@ def repeated_findings(
     if earlier is None:
         return [], {"repeats": None}
     metrics: Metrics = {"repeats": earlier.same}
-    log_chance = hazard.drawn_again(evidence, vocab_size) if earlier.same else None
+    log_chance = hazard.drawn_again(evidence, vocab_size, tags=tags) if earlier.same else None
     # A client may choose two seeds that are one to the sampler: vLLM's V1 runner on a CPU takes the low 32 bits.
     if log_chance is None or evidence.sampling.client_seed:
         return [], metrics

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from policies._law import Law, bounds
 from policies._race import LOWEST_TEMPERATURE
-from policies._request import extras
 from policies.evidence import Evidence, Ids, Logprobs, Replay, Sampling
+from policies.thinking import UNKNOWN, Tags, forced
 
 REJECT_LEVEL = 1e-6
 """No answer is rejected at a higher level; both tests together count twice."""
@@ -73,15 +73,24 @@ class Hazard:
         return min(1.0, 2.0 * min(self.too_long, self.too_early))
 
 
-def from_claim(evidence: Evidence, eos_token_ids: Iterable[int], vocab_size: int | None = None) -> Hazard | None:
+def from_claim(
+    evidence: Evidence, eos_token_ids: Iterable[int], vocab_size: int | None = None, *, tags: Tags = UNKNOWN
+) -> Hazard | None:
     """Under the backend's own claim. None where it is not defined: T = 0, no stop id declared, a grammar, biased stop
-    ids, bad words, a repetition penalty, a forced end of reasoning, or a claim that does not cover the answer."""
+    ids, bad words, a repetition penalty, a thinking budget that may have forced tokens, or a claim that does not cover
+    the answer."""
     stops = stop_ids(evidence, eos_token_ids)
-    return _judged(evidence, _law(evidence, evidence.claim_ids, evidence.claim_logprobs, stops, vocab_size), stops, 0.0)
+    law = _law(evidence, evidence.claim_ids, evidence.claim_logprobs, stops, vocab_size, tags)
+    return _judged(evidence, law, stops, 0.0)
 
 
 def from_replay(
-    evidence: Evidence, replay: Replay, eos_token_ids: Iterable[int], vocab_size: int | None = None
+    evidence: Evidence,
+    replay: Replay,
+    eos_token_ids: Iterable[int],
+    vocab_size: int | None = None,
+    *,
+    tags: Tags = UNKNOWN,
 ) -> Hazard | None:
     """Under the reference's own list of likeliest tokens (form `full`), for a claim that is not trusted.
 
@@ -101,7 +110,7 @@ def from_replay(
     own = slice(replay.ids.shape[1] if replay.own is None else replay.own)
     sampling = dataclasses.replace(evidence.sampling, top_k=0, top_p=1.0, min_p=0.0)
     uncut = dataclasses.replace(evidence, sampling=sampling)
-    law = _law(uncut, replay.ids[:, own], replay.logprobs[:, own], stops, vocab_size)
+    law = _law(uncut, replay.ids[:, own], replay.logprobs[:, own], stops, vocab_size, tags)
     if law is not None and sampling != evidence.sampling:
         law = dataclasses.replace(law, kept=law.kept & _alone(law, sampling), low=np.ones(len(law.low)))
     return _judged(evidence, law, stops, SLACK)
@@ -122,12 +131,13 @@ def stop_ids(evidence: Evidence, eos_token_ids: Iterable[int]) -> frozenset[int]
     return frozenset(sampling.stop_token_ids) | eos
 
 
-def _law(evidence: Evidence, ids: Ids, logprobs: Logprobs, stops: frozenset[int], vocab_size: int | None) -> Law | None:
+def _law(
+    evidence: Evidence, ids: Ids, logprobs: Logprobs, stops: frozenset[int], vocab_size: int | None, tags: Tags
+) -> Law | None:
     """The law the stop ids are drawn by, where it can be had and they may stop the answer at all."""
     sampling = evidence.sampling
     biased = stops.intersection(token for token, _ in sampling.logit_bias) or sampling.allowed_token_ids
-    forced = sampling.grammar or biased or extras(evidence).thinking_token_budget is not None
-    if not stops or forced:
+    if not stops or sampling.grammar or biased or forced(evidence, tags).any():
         return None
     return bounds(ids, logprobs, evidence.output_ids, sampling, stop_ids=sorted(stops), vocab_size=vocab_size)
 
@@ -181,8 +191,9 @@ def _too_early(evidence: Evidence, chance: float) -> float:
     return min(1.0, chance / weight)
 
 
-def drawn_again(evidence: Evidence, vocab_size: int | None = None) -> float | None:
-    """Upper bound on the natural log of the probability of drawing this very answer again under its claim.
+def drawn_again(evidence: Evidence, vocab_size: int | None = None, *, tags: Tags = UNKNOWN) -> float | None:
+    """Upper bound on the natural log of the probability of drawing this very answer again under its claim. Tokens that
+    a thinking budget may have forced count as certain.
 
     None where the law is not followed (`min_tokens` among it: it raises every other token's probability), or the claim
     does not cover the answer.
@@ -202,4 +213,6 @@ def drawn_again(evidence: Evidence, vocab_size: int | None = None) -> float | No
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(law.weights[:, 0] / law.low)
+    budget = forced(evidence, tags)
+    logs[(budget.surely | budget.maybe)[: len(logs)]] = 0.0
     return float(np.minimum(np.nan_to_num(logs, nan=0.0, neginf=0.0), 0.0).sum())

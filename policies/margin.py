@@ -41,7 +41,8 @@ from policies._race import LOWEST_TEMPERATURE
 from policies.checks import Check, Result
 from policies.evidence import Evidence, Replay
 from policies.profile import SHORTEST_BAND, Profile, Row, bands, response_name
-from policies.selection import no_race, not_replayable
+from policies.selection import FORCED, no_race, not_replayable
+from policies.thinking import UNKNOWN, Tags, forced
 
 NAME = "margin"
 FORGED_RATE = _forged.RATE
@@ -96,6 +97,7 @@ def check(
     bad_words: Sequence[Sequence[int]] | None = None,
     contradicted: bool = False,
     experts: bool = False,
+    tags: Tags = UNKNOWN,
 ) -> Check:
     """The margin check of one generation against its profile: see `_calibrated.placed` for the decision.
 
@@ -108,6 +110,7 @@ def check(
         eos_token_ids, bad_words: as for `selection.check`.
         contradicted: the declared runtime's noise is known not to be this backend's; then nothing is raced at T > 0.
         experts: the model has experts, so that wild tokens are no evidence.
+        tags: as for `selection.check`; tokens that a thinking budget may have forced are not compared.
 
     Metrics: `tokens`; `checked`; `undecided`, tokens whose winner hangs on a cut; `losing`, tokens with a margin over
     0.001 nats; `losing_far`, over 0.2; `worst_margin` in nats; `omitted_rivals`, tokens beaten by over 0.2 nats by one
@@ -120,11 +123,14 @@ def check(
     excuse, by_request = _excuse(evidence, eos_token_ids, bad_words)
     if excuse:
         return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=by_request, metrics={"tokens": tokens})
-    trouble = _trouble(evidence, replay)
+    budget = forced(evidence, tags)
+    trouble = _trouble(evidence, replay) or (FORCED if budget.anywhere and budget.any() else "")
     if trouble:
         return Check(NAME, Result.INCONCLUSIVE, trouble, metrics={"tokens": tokens})
     obstacle = _no_race(evidence, contradicted)
     margins = None if obstacle else measure(evidence, replay, eos_token_ids=eos_token_ids, bad_words=bad_words)
+    if margins is not None and budget.any():
+        margins = _apart_from(margins, budget.surely | budget.maybe)
     forged, told = _forged.find(
         evidence,
         replay,
@@ -132,11 +138,14 @@ def check(
         lead=None if margins is None else margins.lead,
         checked=0 if margins is None else int(margins.decided.sum()),
         experts=experts,
+        tags=tags,
     )
     if margins is None:
         found = Check(NAME, Result.INCONCLUSIVE, obstacle, metrics={"tokens": tokens, **told})
     else:
         found = _compared(evidence, replay, profile, margins, _metrics(margins) | told)
+    if found.result is Result.PASS and budget.maybe.any():
+        found = dataclasses.replace(found, result=Result.INCONCLUSIVE, reason=FORCED)
     known = profile is not None and not profile.mismatch(evidence, replay) and not _forged.spiky(profile, NAME)
     found.metrics["forged"] = int(forged is not None) if known else None
     if forged is None or not known or (found.level is not None and found.level <= forged.level):
@@ -207,6 +216,8 @@ def calibration_rows(
     """
     if _excuse(evidence, eos_token_ids, bad_words)[0] or _trouble(evidence, replay) or _no_race(evidence):
         return []
+    if forced(evidence, UNKNOWN).any():
+        return []
     rows: list[Row] = []
     name, tokens = response_name(evidence), len(evidence.output_ids)
     for view in forms(evidence, replay):
@@ -269,6 +280,17 @@ def measure(
         hanging=possible & ~cut & (np.where(certain, -np.inf, lead) > np.maximum(margin, 0.0)[:, None]).any(axis=1),
         lead=np.where(~shown.blank & possible, margin, 0.0),
         omitted=possible & (beating & certain & unclaimed).any(axis=1),
+    )
+
+
+def _apart_from(margins: Margins, rows: _Flags) -> Margins:
+    """The same, but nothing is said of these tokens."""
+    return Margins(
+        margin=np.where(rows, 0.0, margins.margin),
+        decided=margins.decided & ~rows,
+        hanging=margins.hanging & ~rows,
+        lead=np.where(rows, 0.0, margins.lead),
+        omitted=margins.omitted & ~rows,
     )
 
 

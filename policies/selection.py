@@ -8,7 +8,7 @@ calibration and no reference is needed. Measured on vLLM 0.32: 0 violations in 2
 37–62 % with the seed off by one and 1–9 % when the claim comes from a second pass of the true model. A grammar masks
 logits before the sampler and before the logprobs alike, so the null holds there too; logit bias, allowed ids, bad
 words, `min_tokens` and the additive penalties are replayed (`policies._processors`), a repetition penalty is not.
-A thinking budget forces a few tokens, which are excused where they stand together; every other one is checked.
+A thinking budget forces the end of reasoning, at one place that follows from the request: only that tag is left out.
 
 The margin is Token-DiFR's (arXiv 2511.20621) with the claim in place of a replay, which makes its null exact.
 
@@ -25,9 +25,9 @@ known one is tried: an answer that fits one of them shows that the runtime chang
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -40,11 +40,11 @@ from policies._truncation import MOST_TOKENS
 from policies.checks import Check, Result
 from policies.evidence import Evidence
 from policies.media import asked_with_media
+from policies.thinking import FORCED_TOKENS, UNKNOWN, Forced, Tags, forced
 
 __all__ = [
     "bad_word_ids",
     "check",
-    "closing_tags",
     "fit",
     "fitting_runtime",
     "no_race",
@@ -74,11 +74,7 @@ answer of a backend that changed its runtime is no fraud, and a cheat escapes by
 SPECULATIVE_STANDING = "trial"
 """Highest standing of a backend declared speculative: at T > 0 its tokens are never tied to a seed."""
 
-FORCED_TOKENS = 32
-"""Tokens, at most, by which a server ends reasoning that is over its budget (`--reasoning-config`)."""
-BUDGET = "not_replayed: the request sets thinking_token_budget"
-
-_CLOSING = re.compile(r"/[\w:]*think|think\w*\W*end|end\W*\w*think", re.IGNORECASE)
+FORCED = "forced_unclear: the request's thinking_token_budget may have forced these tokens, or not"
 _CHANGED = "runtime_changed"
 
 
@@ -88,7 +84,7 @@ def check(
     vocab_size: int | None = None,
     eos_token_ids: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] | None = None,
-    closing_ids: Iterable[int] = (),
+    tags: Tags = UNKNOWN,
     declaration_expired: bool = False,
 ) -> Check:
     """The selection check of one generation, complete or not.
@@ -97,7 +93,7 @@ def check(
         vocab_size: sharpens top-p at T > 1; without it a safe bound is used.
         eos_token_ids: ids that end an answer, without which `min_tokens` cannot be replayed.
         bad_words: what the tokenizer makes of the request's `bad_words` (`bad_word_ids`); None when unknown.
-        closing_ids: tokens that may end reasoning (`closing_tags`).
+        tags: tokens that open and close reasoning, without which it is not known what a thinking budget forces.
         declaration_expired: this backend's declared runtime was contradicted and not declared anew.
 
     Metrics: `tokens`; `checked`, tokens whose outcome is decided; `skipped`, tokens whose outcome hangs on a
@@ -109,9 +105,10 @@ def check(
     """
     tokens = len(evidence.output_ids)
     evidence = _grammar.as_masked(evidence)
+    budget = forced(evidence, tags)
     excuse = not_replayable(evidence, eos_token_ids, bad_words)
     seedless = evidence.speculative and evidence.sampling.temperature > 0
-    if excuse and (seedless or excuse != BUDGET):
+    if excuse:
         # The request is no excuse where the backend could not have been tested anyway.
         untestable = declaration_expired or seedless
         return Check(NAME, Result.INCONCLUSIVE, excuse, by_request=not untestable, metrics={"tokens": tokens})
@@ -121,14 +118,17 @@ def check(
     claim = processed(evidence, eos_token_ids, bad_words)
     vocab_size = vocab_size or MOST_TOKENS
     if seedless:
+        if budget.any():
+            return Check(NAME, Result.INCONCLUSIVE, FORCED, metrics={"tokens": tokens})
         return seedfree.check(evidence, claim, vocab_size)
     outcome = _race.run(evidence, claim, evidence.runtime, vocab_size)
+    if budget.surely.any():
+        outcome = dataclasses.replace(outcome, violation=outcome.violation & ~budget.surely)
     changed = _changed(evidence, claim, vocab_size) if outcome.violation.any() else None
-    if not excuse and _only_ends(outcome, evidence, closing_ids):
+    if _only_ends(outcome, evidence, tags.closing):
         reason = "forced_end: only ends of reasoning lose, and this runtime may force another request's upon an answer"
         return Check(NAME, Result.INCONCLUSIVE, reason, metrics=_metrics(outcome, tokens))
-    forced = _forced(outcome, evidence) if excuse else 0
-    return _judged(outcome, tokens, changed, forced)
+    return _judged(outcome, tokens, changed, _maybe_forced(outcome, evidence, budget))
 
 
 def fit(
@@ -141,6 +141,8 @@ def fit(
 ) -> Outcome | None:
     """How the tokens of one generation at T > 0 fare under the noise of any known runtime; None when untestable."""
     if not_replayable(evidence, eos_token_ids, bad_words) or no_race(evidence, runtime):
+        return None
+    if forced(evidence, UNKNOWN).any():
         return None
     claim = processed(evidence, eos_token_ids, bad_words)
     return _race.run(evidence, claim, runtime, vocab_size or MOST_TOKENS)
@@ -164,7 +166,6 @@ def not_replayable(evidence: Evidence, eos_token_ids: Sequence[int], bad_words: 
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "bad_words (the model's tokenizer is not declared)": bool(sampling.bad_words) and bad_words is None,
         "min_tokens (the model's eos_token_ids are not declared)": sampling.min_tokens > 0 and not eos_token_ids,
-        "thinking_token_budget": others.thinking_token_budget is not None,
         "watermarking": bool(others.watermarking),
     }
     names = [name for name, is_changed in changed.items() if is_changed]
@@ -236,12 +237,12 @@ def _changed(evidence: Evidence, claim: Processed, vocab_size: int) -> tuple[str
     return name, chance
 
 
-def _forced(outcome: Outcome, evidence: Evidence) -> int:
-    """Violations that a thinking budget explains: vLLM ends the reasoning by a few tokens of its own, the same each
-    time. Those are the stretch of the answer that holds the most violations, and more tokens like them."""
-    at = np.flatnonzero(outcome.violation)
-    if not len(at):
-        return 0
+def _maybe_forced(outcome: Outcome, evidence: Evidence, budget: Forced) -> int:
+    """Violations that the request's thinking budget may explain. Where it is not known where reasoning begins and ends,
+    those are the stretch that holds the most of them, and more tokens like them: a server forces the same each time."""
+    at = np.flatnonzero(outcome.violation & budget.maybe)
+    if not budget.anywhere or not len(at):
+        return len(at)
     within = np.searchsorted(at, at + FORCED_TOKENS) - np.arange(len(at))
     first = int(within.argmax())
     ids = evidence.output_ids[at]
@@ -260,11 +261,6 @@ def _only_ends(outcome: Outcome, evidence: Evidence, closing_ids: Iterable[int])
     return bool(np.isin(evidence.output_ids[outcome.violation], list(closing_ids)).all())
 
 
-def closing_tags(added: Mapping[int, str]) -> frozenset[int]:
-    """Those of a tokenizer's added tokens that look like the end of reasoning."""
-    return frozenset(id for id, text in added.items() if _CLOSING.search(text))
-
-
 def _metrics(outcome: Outcome, tokens: int) -> dict[str, float | int | None]:
     violations, skipped = int(outcome.violation.sum()), int(outcome.skipped.sum())
     checked = tokens - skipped
@@ -279,7 +275,7 @@ def _metrics(outcome: Outcome, tokens: int) -> dict[str, float | int | None]:
     }
 
 
-def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None, forced: int) -> Check:
+def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None, maybe_forced: int) -> Check:
     metrics = _metrics(outcome, tokens)
     violations, skipped = int(outcome.violation.sum()), int(outcome.skipped.sum())
     checked = tokens - skipped
@@ -292,9 +288,9 @@ def _judged(outcome: Outcome, tokens: int, changed: tuple[str, float] | None, fo
             if chance > math.log(FIT_LEVEL):
                 reason = f"runtime_unclear: {words}, but they fit {name}, and are too few to tell"
             return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
-        if violations == forced:
-            return Check(NAME, Result.INCONCLUSIVE, BUDGET, by_request=True, metrics=metrics)
-        level = binomial_tail(tokens, CONTAMINATION, violations - forced)
+        if violations == maybe_forced:
+            return Check(NAME, Result.INCONCLUSIVE, FORCED, metrics=metrics)
+        level = binomial_tail(tokens, CONTAMINATION, violations - maybe_forced)
         if level > REJECT_LEVEL:
             return Check(NAME, Result.INCONCLUSIVE, f"few_violations: {words}", metrics=metrics)
         return Check(NAME, Result.REJECT, f"not_sampled_from_claim: {words}", level=level, metrics=metrics)

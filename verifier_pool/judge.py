@@ -13,6 +13,7 @@ from policies.media import asked_with_media
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.structure import Earlier
+from policies.thinking import tags_of
 from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
 from verifier_pool.bad_words import forbidden_ids
@@ -128,7 +129,7 @@ def cpu_checks(
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             bad_words=forbidden_ids(choice, model),
-            closing_ids=() if spelling is None else selection.closing_tags(spelling.added),
+            tags=tags_of(spelling),
             declaration_expired=declaration_expired,
         ),
     ]
@@ -156,6 +157,7 @@ def _judge_one(
                 bad_words=forbidden_ids(choice, model),
                 contradicted=contradicted,
                 experts=bool(model.experts),
+                tags=tags_of(spelling_of(model)),
             )
         )
     elif isinstance(replay, ReplayError):

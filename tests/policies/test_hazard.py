@@ -11,6 +11,7 @@ import pytest
 from policies import hazard, structure
 from policies.checks import Result
 from policies.evidence import Evidence, Replay, Sampling, Usage
+from policies.thinking import UNKNOWN, Tags
 from tests.policies import recorded
 
 EOS = 2
@@ -173,3 +174,37 @@ def test_the_chance_of_the_same_answer_again_is_bounded_from_above() -> None:
             assert chance == pytest.approx(float(evidence.claim_logprobs[:, 0].sum()), abs=0.05)
         assert chance < 0
     assert hazard.drawn_again(recorded.gpu("T0")[0], recorded.VOCABULARY) is None
+
+
+def test_a_budget_that_is_not_reached_does_not_hide_an_end() -> None:
+    tags = Tags(frozenset({49_001}), frozenset({49_002}))
+    answer = next(answer for answer in recorded.gpu("T1") if hazard.from_claim(answer, (recorded.EOS,)) is not None)
+    plain = hazard.from_claim(answer, (recorded.EOS,), recorded.VOCABULARY)
+    for budget, given in ((100_000, UNKNOWN), (100_000, tags), (1, tags)):
+        asked = dataclasses.replace(answer, request=b'{"thinking_token_budget": %d}' % budget)
+        assert hazard.from_claim(asked, (recorded.EOS,), recorded.VOCABULARY, tags=given) == plain
+    asked = dataclasses.replace(answer, request=b'{"thinking_token_budget": 1}')
+    assert hazard.from_claim(asked, (recorded.EOS,), recorded.VOCABULARY) is None
+
+
+def test_a_forced_tag_makes_no_answer_unlikely_to_come_again() -> None:
+    tags = Tags(frozenset({49_001}), frozenset({49_002}))
+    answer = recorded.gpu("T1")[0]
+    output, claim, logprobs = answer.output_ids.copy(), answer.claim_ids.copy(), answer.claim_logprobs.copy()
+    output[5] = claim[5, 0] = 49_002
+    logprobs[5, 0] = -30
+    request = b'{"thinking_token_budget": 5}'
+    asked = dataclasses.replace(
+        answer,
+        request=request,
+        prompt_ids=np.array([3, 49_001], np.int32),
+        output_ids=output,
+        claim_ids=claim,
+        claim_logprobs=logprobs,
+    )
+    forced, drawn = (hazard.drawn_again(asked, recorded.VOCABULARY, tags=given) for given in (tags, UNKNOWN))
+    unasked = hazard.drawn_again(dataclasses.replace(asked, request=b"{}"), recorded.VOCABULARY, tags=tags)
+    assert forced is not None
+    assert unasked is not None
+    assert forced - unasked > 20
+    assert drawn is not None

@@ -16,6 +16,7 @@ from policies._calibrated import forms
 from policies.checks import Result
 from policies.evidence import Evidence, Replay, Sampling
 from policies.profile import Profile, ProfileKey, fit
+from policies.thinking import Tags
 from tests.policies import recorded
 
 KEY = ProfileKey("smollm2", recorded.CPU, "bf16", recorded.REFERENCE)
@@ -255,3 +256,30 @@ def test_a_worse_token_never_has_a_smaller_margin(
     assert not np.isnan(before.margin).any()
     assert (before.weights() >= 0).all()
     assert (before.weights() <= 1).all()
+
+
+def test_a_budget_keeps_no_answer_from_being_compared() -> None:
+    answer, replay = next(pair for pair in SINGLE if len(pair[0].output_ids) >= 40)
+    opening, closing, word = 49_001, 49_002, 49_003
+    tags = Tags(frozenset({opening}), frozenset({closing}))
+    asked = dataclasses.replace(answer, prompt_ids=np.concatenate([answer.prompt_ids[:-1], [opening]]).astype(np.int32))
+
+    def found(budget: int, words: int = 0, **options: Any) -> Any:
+        output, ids, logprobs = asked.output_ids.copy(), replay.ids.copy(), replay.logprobs.copy()
+        if words:
+            output[20 : 20 + words] = [word] * (words - 1) + [closing]
+            ids[20 : 20 + words, 0] = output[20 : 20 + words]
+            logprobs[20 : 20 + words, 0] = -25
+        request = b'{"thinking_token_budget": %d}' % budget
+        evidence = dataclasses.replace(asked, request=request, output_ids=output)
+        return margin.check(evidence, dataclasses.replace(replay, ids=ids, logprobs=logprobs), PROFILE, **options)
+
+    assert found(100_000) == found(-1)
+    assert found(100_000, tags=tags).result is Result.PASS
+    forced = found(20, 1, tags=tags)
+    assert (forced.result, forced.metrics["absurd"]) == (Result.PASS, 0)
+    words = found(20, 3, tags=tags)
+    assert (words.result, words.by_request, words.reason[:14]) == (Result.INCONCLUSIVE, False, "forced_unclear")
+    assert found(24, 3, tags=tags).result is Result.REJECT
+    assert found(20).reason.startswith("forced_unclear")
+    assert not found(20).by_request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 from policies import noise, selection
 from policies.checks import Check, Result
 from policies.evidence import MASKED, Evidence, Sampling
+from policies.thinking import UNKNOWN, Tags
 from tests.policies import recorded
 
 
@@ -151,33 +153,78 @@ def test_request_fields_that_change_the_noise_are_named(body: bytes, word: str) 
         assert selection.check(dataclasses.replace(wrong, request=other)).result is Result.REJECT
 
 
-BUDGET = b'{"thinking_token_budget": 20}'
+OPEN, CLOSE = 8001, 8002
+ROWS = ("output_ids", "claim_ids", "claim_logprobs")
+TAGS = Tags(frozenset({OPEN}), frozenset({CLOSE}))
 
 
-def test_tokens_that_a_thinking_budget_forces_are_excused_and_no_others_are() -> None:
-    honest = dataclasses.replace(recorded.gpu("T0")[0], request=BUDGET)
-    assert selection.check(honest).result is Result.PASS
-    rows = np.arange(len(honest.output_ids))
-    once, twice = [40, 41, 42], [40, 41, 42, 90, 91, 92]
+def budgeted(answer: Evidence, budget: int, prompt: list[int]) -> Evidence:
+    request = json.dumps({"thinking_token_budget": budget}).encode()
+    return dataclasses.replace(answer, request=request, prompt_ids=np.array(prompt, np.int32))
 
-    def at(places: list[int], ids: int | None = None) -> Evidence:
-        output, claim = honest.output_ids.copy(), honest.claim_ids.copy()
-        for order, row in enumerate(places):
-            output[row] = claim[row, 0] = 7000 + (order % 3) + (0 if ids is None else ids * (order // 3))
-        lower = np.where(np.isin(rows, places), np.float32(-15), honest.claim_logprobs[:, 0])
-        logprobs = np.column_stack([lower, honest.claim_logprobs[:, 1:]])
-        return dataclasses.replace(honest, output_ids=output, claim_ids=claim, claim_logprobs=logprobs)
 
-    for places in (once, twice):
-        check = selection.check(at(places))
-        assert (check.result, check.by_request) == (Result.INCONCLUSIVE, True)
-        assert check.reason.startswith("not_replayed")
-        assert check.metrics["violations"] == len(places)
-        assert selection.check(dataclasses.replace(at(places), request=b"{}")).result is Result.REJECT
-    assert selection.check(at(twice, ids=10)).result is Result.REJECT
-    # A cheap model's answer under a budget loses everywhere, and so does one drawn by another seed.
-    budget = dataclasses.replace(reseeded(recorded.gpu("T1")[0], seed=1), request=BUDGET)
-    assert selection.check(budget).result is Result.REJECT
+def losing(answer: Evidence, tokens: dict[int, int]) -> Evidence:
+    """The answer with these tokens at these places, which lose by far under its claim."""
+    output, claim, logprobs = answer.output_ids.copy(), answer.claim_ids.copy(), answer.claim_logprobs.copy()
+    for row, token in tokens.items():
+        output[row] = claim[row, 0] = token
+        logprobs[row, 0] = -15
+    return dataclasses.replace(answer, output_ids=output, claim_ids=claim, claim_logprobs=logprobs)
+
+
+def test_the_tag_that_a_budget_forces_is_excused_at_its_place_and_nowhere_else() -> None:
+    honest = budgeted(recorded.gpu("T0")[0], 40, [5, OPEN])
+    assert selection.check(honest, tags=TAGS).result is Result.PASS
+    forced = losing(honest, {40: CLOSE})
+    assert selection.check(forced, tags=TAGS).result is Result.PASS
+    assert selection.check(dataclasses.replace(forced, request=b"{}"), tags=TAGS).result is Result.REJECT
+    for place in (0, 30, 39, 41 + 32, 90):
+        assert selection.check(losing(honest, {place: CLOSE}), tags=TAGS).result is Result.REJECT, place
+    # Reasoning that was never opened, or that had ended, has no end to force.
+    for prompt in ([5], [OPEN, CLOSE], [CLOSE]):
+        assert selection.check(budgeted(forced, 40, prompt), tags=TAGS).result is Result.REJECT
+    # What the prompt holds of the reasoning counts.
+    assert selection.check(budgeted(losing(honest, {38: CLOSE}), 40, [OPEN, 6, 7]), tags=TAGS).result is Result.PASS
+    assert selection.check(budgeted(losing(honest, {0: CLOSE}), 2, [OPEN, 6, 7, 8]), tags=TAGS).result is Result.PASS
+
+
+def test_words_before_a_forced_tag_are_open_and_what_stands_elsewhere_is_not() -> None:
+    honest = budgeted(recorded.gpu("T0")[0], 40, [5, OPEN])
+    words = {40: 7000, 41: 7001, 42: 7002}
+    check = selection.check(losing(honest, {**words, 43: CLOSE}), tags=TAGS)
+    assert (check.result, check.by_request, check.reason[:14]) == (Result.INCONCLUSIVE, False, "forced_unclear")
+    assert selection.check(losing(honest, words), tags=TAGS).result is Result.REJECT
+    for place in (39, 44):
+        more = losing(honest, {**words, 43: CLOSE, place: 7003})
+        assert selection.check(more, tags=TAGS).result is Result.REJECT
+    broken = dataclasses.replace(
+        losing(honest, words), **{name: getattr(losing(honest, words), name)[:43] for name in ROWS}
+    )
+    assert selection.check(broken, tags=TAGS).reason.startswith("forced_unclear")
+
+
+def test_without_tags_only_as_much_as_a_budget_can_have_forced_is_open() -> None:
+    honest = budgeted(recorded.gpu("T0")[0], 20, [1, 2, 3])
+    once, twice = {40: 7000, 41: 7001}, {40: 7000, 41: 7001, 90: 7000, 91: 7001}
+    for words in (once, twice):
+        check = selection.check(losing(honest, words))
+        assert (check.result, check.by_request, check.reason[:14]) == (Result.INCONCLUSIVE, False, "forced_unclear")
+    assert selection.check(losing(honest, {**twice, 91: 7005})).result is Result.REJECT
+    assert selection.check(losing(honest, {17: 7000})).result is Result.REJECT
+    assert selection.check(losing(honest, {18: 7000})).result is Result.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tags", [UNKNOWN, TAGS])
+def test_a_budget_that_is_not_reached_excuses_nothing(tokens: int, tags: Tags) -> None:
+    for answer in recorded.gpu("T1"):
+        short = dataclasses.replace(answer, **{name: getattr(answer, name)[:tokens] for name in ROWS})
+        wrong = reseeded(short, seed=12345)
+        found = selection.check(wrong)
+        for budget in (100_000, -1, "20", True, 2**70):
+            request = json.dumps({"thinking_token_budget": budget}).encode()
+            check = selection.check(dataclasses.replace(wrong, request=request), tags=tags)
+            assert (check.result, check.reason) == (found.result, found.reason)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +15,24 @@ from policies import selection
 from policies._grammar import has_masks
 from policies.checks import Result
 from policies.evidence import MASKED, Evidence, Usage
+from policies.thinking import tags_of
 from tests.verifier_pool.recorded_options import MODEL, RUNTIME, Answer, answers, named
 from verifier_pool.judge import cpu_checks, judge
+from verifier_pool.tokenizer import spelling_of
 
 OPEN = {
     ("chat", "repetition"): {"selection": "not_replayed"},
-    ("chat", "think-budget"): {"selection": "not_replayed"},
-    ("chat", "think-budget-json"): {"selection": "not_replayed"},
     # Everything was masked, by the grammar or by `min_tokens`: there vLLM emits what it likes.
     ("chat", "choice-min"): {"selection": "undecided", "structure": "finish_undecided"},
     ("chat", "regex-min"): {"structure": "finish_undecided"},
+    # No tag tells that this is reasoning: neither prompt nor answer opens or ends it. Models that reason have one.
+    **{
+        ("chat", name): {"structure": "text_undecided"}
+        for name in (
+            *("think", "think-json", "think-schema-hidden", "think-required", "think-named", "think-unused-budget"),
+            *("think-start", "think-never", "think-stop", "think-stop-shown"),
+        )
+    },
 }
 """Requests that leave a check open, by themselves."""
 MASKED_ONES = {
@@ -182,20 +191,20 @@ def test_masks_beside_offered_tools_excuse_no_other_lie_and_no_replay() -> None:
     assert codes(told, declared)["structure"][0] is Result.PASS
 
 
-def test_a_budget_excuses_the_tokens_it_forced() -> None:
-    (honest,) = named("think-budget").read()[1]
-    check = selection.check(honest, vocab_size=49_152, eos_token_ids=(2,))
-    assert (check.result, check.by_request) == (Result.INCONCLUSIVE, True)
-    assert check.metrics["violations"] == 1
-    (place,) = np.flatnonzero(honest.output_ids == 4)
-    assert check.metrics["first_violation"] == place
+@pytest.mark.parametrize("name", ["think-budget", "think-budget-json"])
+def test_a_budget_excuses_the_tag_it_forced_and_no_other_token(name: str) -> None:
+    (honest,) = named(name).read()[1]
+    options: dict[str, Any] = {"vocab_size": 49_152, "eos_token_ids": (2,), "tags": tags_of(spelling_of(MODEL))}
+    assert selection.check(honest, **options).result is Result.PASS
+    if honest.sampling.temperature > 0:
+        return
+    for budget, result in ((4, Result.INCONCLUSIVE), (6, Result.REJECT), (None, Result.REJECT)):
+        request = json.dumps(json.loads(honest.request) | {"thinking_token_budget": budget}).encode()
+        check = selection.check(dataclasses.replace(honest, request=request, runtime="vllm-0.32-v2"), **options)
+        assert (check.result, check.by_request) == (result, False)
     unasked = dataclasses.replace(honest, request=b"{}")
-    assert selection.check(unasked, eos_token_ids=(2,)).result is Result.REJECT
-    closing = selection.check(unasked, eos_token_ids=(2,), closing_ids={4})
-    assert closing.reason.startswith("forced_end")
-    elsewhere = dataclasses.replace(unasked, runtime="vllm-0.32-v2")
     assert honest.runtime == RUNTIME
-    assert selection.check(elsewhere, eos_token_ids=(2,), closing_ids={4}).reason[:10] != "forced_end"
+    assert selection.check(unasked, **options).reason.startswith("forced_end")
 
 
 @pytest.mark.parametrize("name", ["think", "think-json", "think-call", "think-required", "think-many"])
