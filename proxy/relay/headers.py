@@ -119,6 +119,9 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]
+    kinds = [at for at, (name, _) in enumerate(kept) if name == b"content-type"]
+    for at in reversed(kinds[1:]):
+        del kept[at]
     return kept[:_MOST]
 
 

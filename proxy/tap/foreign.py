@@ -217,7 +217,7 @@ class ForeignStreamTap(ForeignTap):
         self._depth = bounds.json_depth
         self._last = _LAST.get(passed.path, frozenset())
         self._ended = not self._last
-        self._closed = False
+        self._closed = self._dropped = False
         self._events = 0
         self._bill = Bill()
         self._deltas = 0
@@ -253,7 +253,10 @@ class ForeignStreamTap(ForeignTap):
         return out + (b"\n\n" if out else b"") + self._error(fault or "upstream_closed")
 
     def _event(self, event: Event) -> bytes:
+        if event.glue and self._dropped:
+            return b""
         lines = [line for line in event.lines if not poses_as_verdict(line)]
+        self._dropped = not lines
         if event.data is None:
             return b"".join(lines)
         data = event.data
@@ -275,6 +278,7 @@ class ForeignStreamTap(ForeignTap):
         self._ended |= wrong or typed.type in self._last
         if changed is None:
             return b"".join(lines)
+        self._dropped = not changed
         return replace_data(lines, changed.replace(b"\n", b" ").replace(b"\r", b" ")) if changed else b""
 
     def used(self) -> tuple[int | None, int | None]:

@@ -35,7 +35,7 @@ def _begun() -> bytes:
 
 _QUOTED = re.compile(b'"' + b"".join(map(_spelled, _NAME)) + b'"')
 _KEY = re.compile(_QUOTED.pattern + rb"[ \t\r\n]*:")
-_COMMENT = re.compile(rb"(?:\A|(?<=[\r\n]))(?:\xef\xbb\xbf)?:[ \t\v\f]*(?i:countersign)[^\r\n]*")
+_COMMENT = re.compile(rb"(?:\A|(?<=[\r\n]))(?:\xef\xbb\xbf)?:[^A-Za-z{\r\n]*(?i:countersign)[^\r\n]*")
 _BEGUN = re.compile(b'"' + _begun() + rb"\Z")
 _LONGEST = 2 + 6 * len(_NAME)
 

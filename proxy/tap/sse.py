@@ -6,6 +6,7 @@ between CR and LF. The cost is linear in the bytes, however small the reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from proxy.tap.forged import names_verdict
 
 BOM = b"\xef\xbb\xbf"
 _BLANK = [b"\n"]
-_FIELDS = (b"data:", b"event:", b"id:", b"retry:")
+_FIELDS = (b"data:", b"id:", b"retry:")
+_OURS = re.compile(rb"(?:event)?:[^a-z{]*countersign", re.IGNORECASE)
+"""Whatever is no letter may be white space to somebody."""
 _MOST_LINES = 65_536
 
 
@@ -175,11 +178,11 @@ def replace_data(lines: list[bytes], payload: bytes) -> bytes:
 
 
 def poses_as_verdict(line: bytes) -> bool:
-    """Whether a line is a comment that a client could take for our verdict; or part of what is no event at all but
-    JSON with a verdict in it, for a client that asks no content type."""
+    """Whether a line is a comment, or the name of an event, that a client could take for our verdict; or part of what
+    is no event at all but JSON with a verdict in it, for a client that asks no content type."""
     if line.startswith(_FIELDS):
         return False
     text = line.removeprefix(BOM)
-    if text[:1] != b":":
-        return names_verdict(text.replace(b"\0", b""), key=False)
-    return text[1:].lstrip().lower().startswith(b"countersign")
+    if text.startswith((b":", b"event:")):
+        return _OURS.match(text) is not None
+    return names_verdict(text.replace(b"\0", b""), key=False)

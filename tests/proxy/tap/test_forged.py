@@ -157,6 +157,42 @@ def test_bytes_that_are_no_text_do_not_wait() -> None:
     assert tap.held == 0
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b": countersign {}",
+        b":countersign",
+        ":\xa0countersign {}".encode(),
+        ":\u200bcountersign {}".encode(),
+        b":\x00\x1fCountersign",
+        b"event: countersign",
+        b'{"countersign":1}',
+        b'"\\u0063ountersign"',
+    ],
+)
+def test_lines_of_events(line: bytes, end: bytes) -> None:
+    before, after = b'data: {"a":1}' + end * 2, b'data: {"type":"message_stop"}' + end * 2
+    body = before + line + end + after
+    for cut in range(1, len(body)):
+        for tap in _taps("text/event-stream")[:2]:
+            shown = tap.feed(body[:cut]) + tap.feed(body[cut:]) + tap.close() + tap.done
+            assert shown.replace(b"event" + end, b"") == before + after, (tap, cut)
+    streamed = open_tap(prepared(stream=True), "m", content_type="text/event-stream")
+    assert b"ountersign" not in streamed.feed(body) + streamed.close()
+
+
+def test_words_of_ours_in_other_comments_pass() -> None:
+    body = b': see {"countersign"}\n\n: a countersign\n\nevent: x\ndata: {"a":1}\n\n'
+    tap = open_foreign_tap(Passed("/v1/embeddings", b"{}", Asked(), "m", "m"), content_type="text/event-stream")
+    assert tap.feed(body) + tap.close() == body
+
+
+def test_a_content_type_is_said_once() -> None:
+    given = [(b"Content-Type", b"application/json"), (b"x-a", b"b"), (b"content-type", b"application/json")]
+    assert client_headers(given) == [(b"content-type", b"application/json"), (b"x-a", b"b")]
+
+
 @given(st.lists(st.sampled_from(PARTS)), st.data())
 def test_the_guard(parts: list[bytes], data: st.DataObject) -> None:
     text = b"".join(parts)
