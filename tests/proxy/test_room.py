@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.room import Room
+from policies.errors import UpstreamFailed
+from proxy.room import Holding, Room, Share
 
 
 @settings(deadline=None)
@@ -67,3 +69,40 @@ def test_from_many_threads() -> None:
     for _ in range(sum(taken)):
         room.leave("b", 1)
     assert all(room.take("b", 1) for _ in range(25))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300)), max_size=60))
+def test_unfinished_answers_are_within_their_bound(steps: list[tuple[int, int]]) -> None:
+    """Whoever comes later may still have his even share: a bound of 500 is at most 500 + 250 + 167 + 125 + 100 for
+    five. All of it is given back."""
+    holding = Holding(500)
+    open_: dict[int, Share] = {}
+    sizes: dict[int, int] = {}
+    for who, size in steps:
+        share = open_.get(who)
+        if share is None:
+            share = open_[who] = holding.share().__enter__()
+        try:
+            share.weigh(size)
+            sizes[who] = size
+        except UpstreamFailed:
+            assert size > 500 // holding.shares
+            open_.pop(who).__exit__()
+            sizes.pop(who, None)
+        assert holding.held == sum(sizes.values())
+        assert holding.shares == len(open_)
+        assert holding.held <= 1142
+    for share in open_.values():
+        share.__exit__()
+    assert (holding.held, holding.shares) == (0, 0)
+
+
+def test_who_holds_no_more_than_an_even_share_stays() -> None:
+    holding = Holding(1000)
+    with holding.share() as large, holding.share() as small:
+        large.weigh(900)
+        small.weigh(400)
+        with pytest.raises(UpstreamFailed, match="too much") as refused:
+            large.weigh(901)
+        assert refused.value.error_code == "overloaded"
+        small.weigh(500)
