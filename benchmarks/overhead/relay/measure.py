@@ -84,6 +84,7 @@ class Bench:
         def mark() -> None:
             marks.append((loop.time(), meter.cpu(), meter.resident()))
 
+        unrecorded = self._unrecorded(arm)
         before = meter.cpu()
         timed = await burst(
             self._target(arm, load), offsets, load.seconds + PATIENCE_SECONDS, [(at, mark) for at in load.window]
@@ -91,11 +92,16 @@ class Bench:
         await meter.settle()
         found = Burst(number, load.streams, arm, load.streams, cpu_ms=1000 * (meter.cpu() - before))
         _read(found, timed, load)
+        if (more := int(self._unrecorded(arm) - unrecorded)) > 0:
+            found.errors["unrecorded"] = more
         if len(marks) == 2:
             (start, cpu, _), (end, after, resident) = marks
             found.window_cpu_ms, found.resident_mib = 1000 * (after - cpu), resident / 2**20
             found.window_chunks = chunks_between(timed, start, end)
         return found
+
+    def _unrecorded(self, arm: str) -> float:
+        return self._stack.unrecorded() if arm == "proxy" else 0.0
 
     def _target(self, arm: str, load: Load) -> Target:
         prompt = f"Write a long story about a lighthouse. {paced(FIRST_SECONDS, load.interval)}"
@@ -106,7 +112,7 @@ class Bench:
             "temperature": 0,
             "stream": True,
         }
-        headers = {"authorization": f"Bearer {KEY}"} if arm == "litellm" else {}
+        headers = {"authorization": f"Bearer {KEY}"} if arm != "direct" else {}
         return Target(arm, f"{self._stack.urls[arm]}/v1/chat/completions", orjson.dumps(request), headers)
 
 

@@ -238,8 +238,8 @@ burst flows and the one when the first ends, per request what is left of the who
 
 The backend is a script: the first token after {first:g} ms. Asked for evidence it sends what vLLM sends, top-20
 logprobs and token ids, in chunks of {size:,} bytes on average; otherwise the plain stream, as to `direct`. Countersign
-asks for the evidence, hides it from the client, keeps it, and queues its job in Valkey; no worker runs. Loopback, no
-TLS."""
+asks for the evidence, hides it from the client, keeps it, and queues its job in Valkey; no worker runs. Clients have a
+key, without limits. Loopback, no TLS."""
 
 _OTHER = """\
 LiteLLM's proxy runs with one worker process, retries and cooldowns off, no database, one master key, and passes the

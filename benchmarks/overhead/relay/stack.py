@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from benchmarks.overhead.stack import answers, free_port
 from policies.errors import CountersignError
+from policies.settings import hash_key
 from proxy.embedded import EmbeddedValkey
 
 START_SECONDS = 90.0
@@ -93,6 +95,12 @@ class RelayStack:
         """Of the process between client and backend. Raises KeyError for `direct`."""
         return self._children[arm].pid
 
+    def unrecorded(self) -> float:
+        """Answers so far whose evidence the proxy did not keep, or whose job it did not queue."""
+        with urllib.request.urlopen(f"{self.urls['proxy']}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("countersign_unrecorded_total"))
+
     def check(self) -> None:
         """Raises CountersignError when a process has ended."""
         for name, child in self._children.items():
@@ -135,6 +143,7 @@ class RelayStack:
             "redis_url": redis_url,
             "models": {MODEL: {"vocab_size": VOCABULARY}},
             "backends": [{"name": "bench", "url": self.urls["direct"], "model": MODEL, "runtime": "vllm-0.32-v2"}],
+            "keys": [{"name": "bench", "sha256": hash_key(KEY)}],
             "audit": {"rate": 0.0},
             # Nobody takes the jobs; shedding them would be cheaper than recording them.
             "verification": {"max_backlog": 10**7, "max_backlog_bytes": 2**40},
