@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.backends.backend import Backend
 from tests.proxy.conftest import CHAT, Rig
+from tests.proxy.test_serve import Serve
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Script
+from tests.support.valkey import Valkey
 from verifier_pool.queue import OPEN
 
 CHAT_PATH = "/v1/chat/completions"
@@ -29,11 +33,17 @@ _NEVER = 3600.0
 
 @contextlib.contextmanager
 def _client(rig: Rig) -> Iterator[socket.socket]:
+    with _to(rig.proxy.port) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _to(port: int) -> Iterator[socket.socket]:
     """A connection with hardly any room for what it does not read."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(10)
-        client.connect(("127.0.0.1", rig.proxy.port))
+        client.connect(("127.0.0.1", port))
         yield client
 
 
@@ -222,3 +232,41 @@ def test_the_queue_is_a_part_of_the_total(make_rig: Callable[..., Rig], backend:
         response = rig.chat()
         assert time.monotonic() - began < 2
         assert response.status_code in (503, 504)
+
+
+@pytest.mark.parametrize("which", TIMES)
+def test_a_drain_without_a_limit_ends(backend: FakeBackend, valkey: Valkey, tmp_path: Path, which: str) -> None:
+    settings = {
+        "port": 0,
+        "redis_url": valkey.url,
+        "models": {"m": {"vocab_size": 1000}},
+        "backends": [{"name": "b", "url": backend.url, "model": "m", "served_model": "served"}],
+        "timeouts": TIMES[which],
+    }
+    backend.script = _ENDLESS
+    serving = Serve(tmp_path, settings)
+    try:
+        serving.ready()
+        with _to(int(serving.url.rpartition(":")[2])) as client:
+            _ask(client, stream=True)
+            _until(lambda: backend.requests)
+            serving.process.send_signal(signal.SIGTERM)
+            assert serving.wait() == 0
+        assert not any("Traceback" in line for line in serving.lines)
+    finally:
+        serving.process.kill()
+        serving.process.wait()
+        assert serving.process.stderr is not None
+        serving.process.stderr.close()
+
+
+def test_a_key_gets_its_place_back(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(timeouts={"client": 0.5}, limits={"concurrency": 1})
+    rig.backend.script = _ENDLESS
+    with _client(rig) as client:
+        _ask(client, stream=True)
+        _until(lambda: rig.backend.requests)
+        rig.backend.script = [wire.whole(wire.BODY)]
+        assert rig.chat().status_code == 429
+        _until(lambda: _free(rig))
+        _until(lambda: rig.chat().status_code == 200)
