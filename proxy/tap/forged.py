@@ -19,6 +19,8 @@ _MARKS = b"\xef\xbb\xbf\xfe\xff\x00" + _SPACE
 _EVENTS = (b":", b"data:", b"event:", b"id:", b"retry:")
 _LONGEST_FIELD = 6
 START = 4096
+_MOST_READ = 4 * 1024 * 1024
+"""Bytes of what is not JSON that are looked through line by line, which takes a second for 20 MB."""
 
 
 def _spelled(letter: str) -> bytes:
@@ -66,8 +68,7 @@ def without_verdict(body: bytes) -> bytes:
     """
     text = as_utf8(body)
     if not names_verdict(text):
-        said = _COMMENT.search(text) is not None and kind_of(text[:START]) is not Kind.JSON
-        return _COMMENT.sub(b"", text) if said else body
+        return body if kind_of(text[:START]) is Kind.JSON else _without_comments(body, text)
     for spelling in (text, text.decode("utf-8", "replace").encode()):
         top = read_object(spelling)
         if top is not None:
@@ -75,6 +76,8 @@ def without_verdict(body: bytes) -> bytes:
         items = read_objects(spelling)
         if items is not None:
             return write(items) if sum(map(take_out, items)) else body
+    if len(text) > _MOST_READ:
+        return b""
     lines = text.split(b"\n")
     for at, line in enumerate(lines):
         if names_verdict(line):
@@ -140,6 +143,14 @@ class Guard:
         """What was kept at the end, and is no key."""
         rest, self._kept = self._kept, b""
         return b"" if self.stopped else rest
+
+
+def _without_comments(body: bytes, text: bytes) -> bytes:
+    if b"countersign" not in text.lower():
+        return body
+    if len(text) > _MOST_READ:
+        return b""
+    return _COMMENT.sub(b"", text) if _COMMENT.search(text) is not None else body
 
 
 def _take_out(top: Object) -> bool:
