@@ -87,6 +87,8 @@ class Answer:
             decoder.flush()
         except (UpstreamFailed, UpstreamTimeout) as error:
             self.timed_out = isinstance(error, UpstreamTimeout)
+            if self.timed_out:
+                await clock.blame()
             return error
         return None
 

@@ -103,10 +103,14 @@ class Limit:
         # A client that left meanwhile has cancelled the task, too.
         return self.cut and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
+    def give_up(self) -> None:
+        """The client is to blame: end it."""
+        self.cut = True
+        self._task.cancel()
+
     def _ring(self) -> None:
         if self._clock.writing_now:
-            self.cut = True
-            self._task.cancel()
+            self.give_up()
         else:
             self._timer = asyncio.get_running_loop().call_later(_AGAIN, self._ring)
 
@@ -128,6 +132,7 @@ class Clock:
         self._began = time.monotonic()
         self._over = self._began + timeouts.total
         self._held = 0.0
+        self._limit: Limit | None = None
         self._up: float | None = None
         self._first: float | None = None
         self._last: float | None = None
@@ -207,7 +212,18 @@ class Clock:
 
     def limit(self) -> Limit:
         """The total time-out where a client does not take its bytes, in the task that serves it."""
-        return Limit(self, self.left)
+        self._limit = Limit(self, self.left)
+        return self._limit
+
+    async def blame(self) -> None:
+        """A read was not over in time. Where the total is over, and more of it went by with the client than with the
+        backend, it is the client's doing, and the request ends as in Limit."""
+        assert self._limit is not None
+        assert self._up is not None
+        if self.left <= 0 and self._held > (time.monotonic() - self._up) / 2:
+            self._limit.give_up()
+            # The end comes at the next wait.
+            await asyncio.sleep(0)
 
     def patience(self, seconds: float | None = None) -> Patience:
         """A deadline around talk with a backend, in the task that talks."""

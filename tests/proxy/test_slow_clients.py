@@ -220,6 +220,25 @@ def test_little_is_not_enough_for_longer_than_the_total(make_rig: Callable[..., 
         assert rig.backend.last.peer_closed.wait(1)
 
 
+def test_whose_time_it_was(make_rig: Callable[..., Rig]) -> None:
+    """The total is over while the backend is read; most of it was the client's."""
+    rig = make_rig(timeouts={"total": 3.0})
+    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[_FRAME] * 500, 30.0]
+    rig.redis.delete(OPEN)
+    with _client(rig) as client:
+        _ask(client, stream=True)
+        _until(lambda: rig.open_ids())
+        (id,) = rig.open_ids()
+        time.sleep(2.3)
+        client.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            while client.recv(1 << 20):
+                pass
+        _until(lambda: _free(rig))
+    evidence = rig.evidence(id)
+    assert evidence.faults == ("client_left",)
+
+
 def test_the_queue_is_a_part_of_the_total(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
     one = {"name": "b1", "url": backend.url, "model": "m", "served_model": "served", "max_concurrency": 1}
     rig = make_rig(timeouts={"total": 0.8}, backends=[one], routing={"queue": 5, "queue_seconds": 30})
