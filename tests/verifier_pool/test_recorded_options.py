@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.recordings.options import cases
-from policies import selection
+from policies import coverage, selection, unit
 from policies._grammar import has_masks
 from policies.checks import Result
 from policies.evidence import MASKED, Evidence, Usage
@@ -66,8 +67,32 @@ def test_no_honest_answer_is_rejected_withheld_or_left_open(answer: Answer) -> N
         assert choice.faults == ()
         assert choice.complete
         for name, (result, code) in codes(choice).items():
-            wanted = (Result.INCONCLUSIVE, open_ones[name]) if name in open_ones else (Result.PASS, "")
+            kept = "grammar" if name == "selection" and choice.sampling.grammar else ""
+            code_wanted = open_ones.get(name, kept)
+            wanted = (Result.INCONCLUSIVE, code_wanted) if code_wanted else (Result.PASS, "")
             assert (result, code) == wanted, name
+
+
+def test_most_answers_are_decided() -> None:
+    left = Counter(coverage.of(verdict(answer.read()[1])) for answer in answers())
+    asked = sum(answer.read()[1][0].sampling.grammar for answer in answers())
+    assert left["grammar", coverage.REQUEST] <= asked
+    assert left["text_undecided", coverage.BACKEND] == 10
+    assert left["", ""] == max(left.values())
+
+
+@pytest.mark.parametrize("kind", ["masked", "peaked"])
+def test_a_claim_made_up_under_a_grammar_is_no_evidence_for_anybody(kind: str) -> None:
+    (honest,) = named("json-schema").read()[1]
+    sampling = dataclasses.replace(honest.sampling, seed=(honest.sampling.seed or 0) + 1)
+    logprobs = np.where(honest.claim_ids >= 0, MASKED if kind == "masked" else -40.0, -np.inf).astype(np.float32)
+    logprobs[:, 0] = 0.0
+    cheat = dataclasses.replace(honest, sampling=sampling, claim_logprobs=logprobs)
+    assert codes(dataclasses.replace(honest, sampling=sampling))["selection"][0] is Result.REJECT
+    assert codes(cheat)["selection"] == (Result.INCONCLUSIVE, "grammar")
+    found = verdict([cheat])
+    assert coverage.of(found) == ("grammar", coverage.REQUEST)
+    assert "selection" not in unit.outcomes(found["checks"])
 
 
 def test_masks_are_there_where_a_grammar_was_asked_for_and_nowhere_else() -> None:
@@ -195,9 +220,12 @@ def test_masks_beside_offered_tools_excuse_no_other_lie_and_no_replay() -> None:
 def test_a_budget_excuses_the_tag_it_forced_and_no_other_token(name: str) -> None:
     (honest,) = named(name).read()[1]
     options: dict[str, Any] = {"vocab_size": 49_152, "eos_token_ids": (2,), "tags": tags_of(spelling_of(MODEL))}
-    assert selection.check(honest, **options).result is Result.PASS
-    if honest.sampling.temperature > 0:
+    check = selection.check(honest, **options)
+    assert check.metrics["violations"] == 0
+    if honest.sampling.grammar:
+        assert check.reason.startswith("grammar")
         return
+    assert check.result is Result.PASS
     for budget, result in ((4, Result.INCONCLUSIVE), (6, Result.REJECT), (None, Result.REJECT)):
         request = json.dumps(json.loads(honest.request) | {"thinking_token_budget": budget}).encode()
         check = selection.check(dataclasses.replace(honest, request=request, runtime="vllm-0.32-v2"), **options)
