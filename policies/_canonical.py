@@ -110,22 +110,20 @@ def _clean(ids: Ids, pieces: Sequence[bytes], spelling: Spelling) -> list[tuple[
 
 
 def _broken(raw: bytes) -> list[tuple[int, int]]:
-    """First and last byte of every stretch that is no UTF-8."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < len(raw):
-        try:
-            raw[at:].decode()
-            break
-        except UnicodeDecodeError as error:
-            if found and found[-1][1] == at + error.start - 1:
-                found[-1] = (found[-1][0], at + error.end - 1)
-            else:
-                found.append((at + error.start, at + error.end - 1))
-            at += error.end
-            if len(found) > MOST_PARTS:
-                found.append((at, len(raw) - 1))
-                break
+    """First and last byte of every stretch that is no UTF-8; the last of too many goes on to the end."""
+    text = raw.decode("utf-8", "surrogateescape")
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    odd = (points >= 0xDC80) & (points <= 0xDCFF)
+    if not odd.any():
+        return []
+    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    widths[odd] = 1
+    at = (np.cumsum(widths) - widths)[odd]
+    parted = np.flatnonzero(np.diff(at) > 1)
+    firsts, lasts = at[[0, *(parted + 1)]].tolist(), at[[*parted, -1]].tolist()
+    found = list(zip(firsts, lasts, strict=True))
+    if len(found) > MOST_PARTS:
+        found = [*found[:MOST_PARTS], (found[MOST_PARTS][0], len(raw) - 1)]
     return found
 
 

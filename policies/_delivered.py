@@ -34,6 +34,7 @@ _HALF = "\ufffd"
 MOST_MARKS = 256
 """Pieces of markup at which a text is tried to begin."""
 _TAG = re.compile(r"</?[\w:|-]{1,40}/?>")
+_THOUGHT = re.compile(r"</?[\w:|-]{0,30}think[\w:|-]{0,10}>", re.IGNORECASE)
 
 
 class Asked(msgspec.Struct):
@@ -96,7 +97,9 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
             reading = variant.quick(spelling)
             if reading is not None and _equal(evidence, reading):
                 return Delivered(tuple(_end_findings(evidence, reading, stops, known)), compared=True)
-    readings = [variant.thorough(spelling) for variant in variants]
+    readings = _readings(variants, spelling)
+    if not readings:
+        return Delivered((undecided("text_undecided", "too many ids in a row make no character"),))
     if not parsed:
         matching = [reading for reading in readings if _equal(evidence, reading)]
         if not matching and evidence.endpoint == "chat":
@@ -145,10 +148,9 @@ class _Variant:
             return None
         return Reading(text, len(self.evidence.output_ids))
 
-    def thorough(self, spelling: Spelling) -> Reading:
-        """The text token by token, with its stop strings."""
-        prompt = self.evidence.prompt_ids
-        steps = spelling.steps(self.ids, context=prompt, skip_special_tokens=self.skip)
+    def thorough(self, steps: list[str], spelling: Spelling) -> Reading:
+        """The text token by token, by what each of the answer's ids adds to it, with its stop strings."""
+        steps = steps[: len(self.ids)]
         if not (self.skip or self.spaced):
             steps = _unspaced(self.ids, steps, spelling)
         return _stopped(steps, self.evidence)
@@ -169,6 +171,18 @@ def _variants(evidence: Evidence, asked: Asked, stops: frozenset[int], known: bo
     for each in skips:
         for cut in cuts:
             yield _Variant(evidence, cut, each, spaced)
+
+
+def _readings(variants: list[_Variant], spelling: Spelling) -> list[Reading]:
+    """What the ids spell in each way; nothing where one of the ways cannot be told."""
+    evidence = variants[0].evidence
+    steps = {}
+    for skip in {variant.skip for variant in variants}:
+        found = spelling.steps(evidence.output_ids, context=evidence.prompt_ids, skip_special_tokens=skip)
+        if found is None:
+            return []
+        steps[skip] = found
+    return [variant.thorough(steps[variant.skip], spelling) for variant in variants]
 
 
 def _unspaced(ids: Ids, steps: list[str], spelling: Spelling) -> list[str]:
@@ -215,7 +229,7 @@ def _finished(evidence: Evidence) -> bool:
 
 
 def _same_but_markup(evidence: Evidence, spelled: str, spelling: Spelling) -> bool:
-    """Whether nothing but added tokens, tags around the whole, and white space at the edges is gone."""
+    """Whether nothing but added tokens, tags of reasoning around the whole, and white space at the edges is gone."""
     added = _added(spelling)
     # White space is taken from where it begins: from each blank of a long run anew would take quadratic time.
     markup = re.compile(rf"(?:(?<!\s)\s+|)(?:{added})\s*") if added else None
@@ -223,7 +237,7 @@ def _same_but_markup(evidence: Evidence, spelled: str, spelling: Spelling) -> bo
     if bare == rest or (not _finished(evidence) and rest.startswith(bare)):
         return True
     at = rest.find(bare) if bare else -1
-    return at >= 0 and not _TAG.sub("", rest[:at] + rest[at + len(bare) :]).strip()
+    return at >= 0 and not _THOUGHT.sub("", rest[:at] + rest[at + len(bare) :]).strip()
 
 
 def _cut_at_markup(evidence: Evidence, readings: list[Reading], spelling: Spelling) -> bool:

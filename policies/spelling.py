@@ -22,10 +22,11 @@ class Spelling(Protocol):
     def decode(self, ids: Ids, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once; U+FFFD stands for bytes that are no UTF-8."""
 
-    def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str]:
+    def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str] | None:
         """What each id adds to the text when they come one by one after `context`.
 
-        Half a character adds nothing until the ids that complete it come, and nothing at all at the end.
+        Half a character adds nothing until the ids that complete it come, and nothing at all at the end. None where
+        so many make no character that telling would take more than linear time, which no honest answer's do.
         """
 
     def encode(self, text: str) -> Ids:

@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTEXT = 4096
+"""Last ids of a prompt that a text is decoded behind."""
+_WORK_PER_TOKEN, _WORK_PER_CONTEXT, _WORK = 16, 4, 65_536
+"""Ids that are decoded, at most, to tell what each of an answer's adds, per id of the answer, per id before it, and
+besides. Plain words take 2 each, and emoji of four tokens 6.5."""
 
 
 class TokenizerSpelling:
@@ -35,6 +40,7 @@ class TokenizerSpelling:
         self._added = {int(id): str(token.content) for id, token in decoder.items()}
         self._special = frozenset(int(id) for id, token in decoder.items() if token.special)
         self._pieces = _piece_table(tokenizer, self._added)
+        self._speak = _speaking_tables(tokenizer, self._added)
 
     @classmethod
     def load(cls, path: str | Path) -> TokenizerSpelling:
@@ -62,11 +68,20 @@ class TokenizerSpelling:
         """The text of all ids at once."""
         return str(self._tokenizer.decode(_legal(ids), skip_special_tokens=skip_special_tokens))
 
-    def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str]:
-        """What each id adds to the text; about 0.8 µs per id."""
-        stream = DecodeStream(ids=_legal(context), skip_special_tokens=skip_special_tokens)
-        texts = []
-        for id in _legal(ids):
+    def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str] | None:
+        """What each id adds to the text; about 0.8 µs per id. None where it would take more than linear time."""
+        speaking = self._speaking(ids, skip_special_tokens)
+        texts: list[str] = [""] * len(ids)
+        before = self._recent(context[self._speaking(context, skip_special_tokens)], skip_special_tokens)
+        stream = DecodeStream(ids=before.tolist(), skip_special_tokens=skip_special_tokens)
+        # The library decodes anew, at every step, all ids since the one before the last that made text.
+        window = pending = len(before)
+        left = _WORK_PER_TOKEN * len(ids) + _WORK_PER_CONTEXT * len(before) + _WORK
+        for at, id in zip(np.flatnonzero(speaking).tolist(), ids[speaking].tolist(), strict=True):
+            window, pending = window + 1, pending + 1
+            left -= window
+            if left < 0:
+                return None
             try:
                 text = stream.step(self._tokenizer, id)
             except Exception as error:  # the library raises bare Exception
@@ -74,9 +89,26 @@ class TokenizerSpelling:
                     raise ValueError(str(error)) from error
                 # vLLM starts a new stream here, which forgets what came before.
                 stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+                window = pending = 1
                 text = stream.step(self._tokenizer, id)
-            texts.append(text or "")
+            if text:
+                window, pending = pending, 0
+                texts[at] = text
         return texts
+
+    def _speaking(self, ids: Ids, skip_special_tokens: bool) -> NDArray[np.bool_]:
+        """Which ids the library does not leave out wherever they stand: those stay out of streams, which would decode
+        them again and again."""
+        speaks = self._speak[skip_special_tokens]
+        spoken: NDArray[np.bool_] = speaks[np.where((ids >= 0) & (ids < len(speaks) - 1), ids, len(speaks) - 1)]
+        return spoken
+
+    def _recent(self, context: Ids, skip_special_tokens: bool) -> Ids:
+        """The end of a long context, which says as much as all of it: what follows half a character says more."""
+        recent = context[-_CONTEXT:]
+        if len(recent) == len(context):
+            return context
+        return context if self.decode(recent, skip_special_tokens=skip_special_tokens).endswith("\ufffd") else recent
 
     def encode(self, text: str) -> Ids:
         """Canonical ids; about 1 µs per id."""
@@ -110,6 +142,19 @@ def _legal(ids: Ids) -> list[int]:
     """Ids the library can take: it refuses negative ones."""
     legal: list[int] = np.maximum(ids, 0).tolist()
     return legal
+
+
+def _speaking_tables(tokenizer: Tokenizer, added: Mapping[int, str]) -> dict[bool, NDArray[np.bool_]]:
+    """Which ids decoding takes, with and without special tokens left out; False for all others, last."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    known = np.zeros(max([*vocabulary.values(), *added], default=-1) + 2, np.bool_)
+    known[[*vocabulary.values(), *added]] = True
+    for id in np.flatnonzero(~known[:-1]).tolist():
+        known[id] = tokenizer.id_to_token(id) is not None
+    spoken = known.copy()
+    for id in added:
+        spoken[id] = bool(tokenizer.decode([id])) or not tokenizer.decode([id], skip_special_tokens=False)
+    return {False: known, True: spoken}
 
 
 def _piece_table(tokenizer: Tokenizer, added: Mapping[int, str]) -> NDArray[np.object_] | None:

@@ -58,6 +58,7 @@ def codes(delivered: Delivered) -> list[str]:
 def shown(spelling: Spelling, ids: list[int], prompt: Any = (THINK, END_THINK)) -> str:
     """As vLLM's detokeniser: id by id after the prompt."""
     steps = spelling.steps(np.array(ids, np.int32), context=np.array(prompt, np.int32), skip_special_tokens=True)
+    assert steps is not None
     return "".join(steps)
 
 
@@ -93,7 +94,9 @@ def test_ids_without_sense_are_read_as_the_detokeniser_reads_them(ids: list[int]
     spelling = byte_level()
     ids = [id for id in ids if id != EOS] or [5]
     array, prompt = np.array(ids, np.int32), np.array([THINK], np.int32)
-    text = "".join(spelling.steps(array, context=prompt, skip_special_tokens=skip))
+    steps = spelling.steps(array, context=prompt, skip_special_tokens=skip)
+    assert steps is not None
+    text = "".join(steps)
     request = {"skip_special_tokens": skip}
     evidence = answer(ids, text, finish_reason="length", endpoint="completions", request=request, prompt_ids=prompt)
     assert check(evidence, spelling) == Delivered(compared=True)
