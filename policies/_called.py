@@ -17,6 +17,8 @@ Call = tuple[str, str]
 
 MOST_OBJECTS = 256
 """Places in a text at which an object may begin that are tried for one call."""
+MOST_READ = 4
+"""How often a text is read through for one call: an object may hold others."""
 LONGEST_LEAD = 160
 """Characters in which the name stands before its object of arguments."""
 _BRACKET = re.compile(r"[{\[]")
@@ -31,6 +33,7 @@ _ROLE = (
 _HEAD = r"(?:<[\w:|-]{1,40}(?:=|\s+name=)\"?|<[\w:|-]{1,40}>\s*)"
 _TO_VALUE = re.compile(r"\"?>?\s*(?:</?[\w:|-]{1,40}>\s*)*")
 _CLOSED = re.compile(r"\s*</[\w:|-]{1,40}>")
+_FENCE = re.compile(r"\s*```")
 _FIELDS = {"name", "arguments", "parameters", "id", "type", "index"}
 _decoder = json.JSONDecoder()
 
@@ -74,7 +77,8 @@ def _whole(calls: Sequence[Call], text: str, at: int, named: str) -> tuple[Span,
         if isinstance(value, dict) and _same(value, wanted):
             before = lead.search(text[max(at, start - LONGEST_LEAD) : start])
             if before is not None:
-                return (start - len(before[0]), end), 1
+                fence = _FENCE.match(text, end) if "```" in before[0] else None
+                return (start - len(before[0]), fence.end() if fence else end), 1
             if name == named:
                 return (start, end), 1
     span = _tagged(name, wanted, text, at) if isinstance(wanted, dict) else None
@@ -83,16 +87,21 @@ def _whole(calls: Sequence[Call], text: str, at: int, named: str) -> tuple[Span,
 
 def _objects(text: str, at: int) -> Iterator[tuple[int, int, Any]]:
     """Everything in the text that reads as an object or a list: where it begins, where it ends, what it is."""
+    left = MOST_READ * len(text)
     for _ in range(MOST_OBJECTS):
+        if left < 0:
+            return
         bracket = _BRACKET.search(text, at)
         if bracket is None:
             return
         at = bracket.start()
         try:
             value, end = _decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            left -= error.pos - at if isinstance(error, json.JSONDecodeError) else 0
             at += 1
             continue
+        left -= end - at
         yield at, end, value
         at += 1
 

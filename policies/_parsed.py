@@ -29,7 +29,7 @@ _SAYS = re.compile(r"Here(?: i|')s my (?:thought process|response):")
 """What Granite writes in place of tags."""
 _CALL = re.compile(r"tool|func|call|python|plugin|channel|start", re.IGNORECASE)
 """What a tag says behind which a call stands."""
-_GLUE_MARKS = " \t\r\n;,`[]"
+_GLUE_MARKS = " \t\r\n;,"
 """What may stand between calls besides markup."""
 _BEGUN = re.compile(r"<(?:/?[\w:|]{0,40}|[\w:|]{0,40}>[^<\0]*)$")
 """A call that a limit or a stop string cut off at its beginning, which streams hold back until there is more of it."""
@@ -160,16 +160,20 @@ def _parts(gap: str, markup: Markup) -> bool:
 
 
 def _is_markup(text: str, markup: Markup) -> bool:
-    """Whether nothing but markup, white space and what was taken already is in it."""
+    """Whether nothing but markup, white space and what was taken already is in it. Tags of other names than those of
+    reasoning are markup only around what was taken: elsewhere they are the model's words."""
     text = _SAYS.sub("", text)
     between, at = [], 0
+    parsed = _TAKEN in text
     for mark in markup.all.finditer(text):
+        if not (parsed or OPENING.search(mark[0]) or (markup.added and markup.added.fullmatch(mark[0]))):
+            return False
         between.append(_CHANNEL.sub("", text[at : mark.start()]))
         at = mark.end()
     left = "".join([*between, text[at:]])
-    if _TAKEN in left:
-        return not left.replace(_TAKEN, "").strip(_GLUE_MARKS)
-    return not left.strip()
+    first, *between = left.split(_TAKEN)
+    last = between.pop() if between else ""
+    return not first.strip() and not last.strip() and not "".join(between).strip(_GLUE_MARKS)
 
 
 def _longest(rest: str, text: str, at: int) -> tuple[int, int]:

@@ -163,6 +163,8 @@ def test_words_between_calls_and_in_between_tags_are_not_markup() -> None:
     ):
         assert not held(one, text + call), text
         assert not held(one, call + text), text
+    for text in ("<a>7</a>", "<no>7", "7<no>"):
+        assert not held(answer("7", finish="stop"), text)
     two = answer("", *[("transfer", ARGUMENTS)] * 2)
     assert held(two, f"{call};\n{call}")
     assert not held(two, f"{call} never {call}")
@@ -246,7 +248,18 @@ def _floats(value: Any) -> Any:
     return value + 0.0 if number else value
 
 
-@pytest.mark.parametrize("text", ["{" * 50_000, "[" * 50_000, "<a>" * 20_000, '{"a":' * 20_000, "```json" * 5_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 50_000,
+        "[" * 50_000,
+        "<a>" * 20_000,
+        '{"a":' * 20_000,
+        "```json" * 5_000,
+        "[1," * 300 + "1" + "," * 200_000,
+        "[" * 900 + "1," * 200_000 + "1" + "]" * 900,
+    ],
+)
 def test_hostile_texts_are_read_in_time(text: str) -> None:
     assert not held(answer("x", ("transfer", ARGUMENTS), reasoning="y"), text)
     assert not held(answer("x", ("transfer", ARGUMENTS)), text)

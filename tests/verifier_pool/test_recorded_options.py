@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -242,3 +243,38 @@ def test_reasoning_moved_into_the_answer_is_never_called_whole(name: str) -> Non
         assert codes(moved)["structure"][0] is not Result.PASS
         longer = dataclasses.replace(honest, reasoning=honest.reasoning + " and so it must be that Zyx is best.")
         assert codes(longer)["structure"][0] is not Result.PASS
+
+
+def edits(pick: random.Random, honest: Evidence) -> Iterator[Evidence]:
+    """The answer with a stretch of what it shows cut, put in or turned round."""
+    for _ in range(30):
+        shown = [honest.text, honest.reasoning, *(part for call in honest.tool_calls for part in call)]
+        which = pick.choice([at for at, part in enumerate(shown) if part] or [0])
+        part = shown[which]
+        start = pick.randrange(len(part) + 1)
+        end = min(len(part), start + pick.randint(1, 6))
+        middle = pick.choice(["", part[start:end] + "z", part[start:end][::-1]])
+        shown[which] = part[:start] + middle + part[end:]
+        if "".join(shown[which].split()) != "".join(part.split()):
+            calls = tuple(zip(shown[2::2], shown[3::2], strict=True))
+            yield dataclasses.replace(honest, text=shown[0], reasoning=shown[1], tool_calls=calls)
+
+
+@pytest.mark.parametrize("answer", answers(), ids=lambda answer: answer.label)
+def test_no_edit_of_what_is_shown_passes(answer: Answer) -> None:
+    pick = random.Random(answer.label)
+    for honest in answer.read()[1]:
+        for edited in edits(pick, honest):
+            if not alike(edited, honest):
+                assert codes(edited)["structure"][0] is not Result.PASS, (edited.text, edited.tool_calls)
+
+
+def alike(edited: Evidence, honest: Evidence) -> bool:
+    """Whether no more than how a call's JSON is written has changed."""
+    if (edited.text, edited.reasoning) != (honest.text, honest.reasoning):
+        return False
+    try:
+        one, two = ([(name, json.loads(given)) for name, given in each.tool_calls] for each in (edited, honest))
+    except ValueError:
+        return False
+    return one == two
