@@ -29,8 +29,9 @@ class BoundsSettings(Section):
         answer_bytes: an answer that is not streamed. What was asked for bounds it more tightly: see
             `proxy.tap.allowed`.
         error_bytes: the body of an error.
-        held_bytes: all of those together that one process waits for the end of; beyond, whoever has more than its
-            even share is given up.
+        held_bytes: all of those together that one process waits for the end of, and the bodies of requests that it
+            serves; beyond, an answer of more than its even share is given up, and a body whose key has more than its
+            is answered 503.
         answer_tokens: tokens of one response, over all its choices. `prompt_tokens`: of its prompts.
         answer_characters: what one response shows, over all its choices.
         evidence_bytes: evidence of one response before compression; what is too much of it is left out.

@@ -78,13 +78,15 @@ class NoConnection(StoreUnavailable):
 class ApiError(CountersignError):
     """Answered to a client as `{"error": {"message", "type", "param", "code"}}`.
 
-    `retry_after` is how many seconds later it may go better; None where nobody knows.
+    `retry_after` is how many seconds later it may go better; None where nobody knows. `unread`: the request's body is
+    not all read.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     retry_after: float | None = None
+    unread = False
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from redis import Redis
 
@@ -59,20 +60,37 @@ class Room:
                 del self._items[backend], self._bytes[backend]
 
 
-class Share:
-    """What one answer holds of it."""
+@dataclass(slots=True)
+class _Holder:
+    """Whoever has shares, and what they hold together."""
 
-    def __init__(self, holding: Holding) -> None:
+    shares: int = 0
+    held: int = 0
+
+
+class Share:
+    """What one answer, or one request, holds of it."""
+
+    def __init__(self, holding: Holding, name: str | None) -> None:
         self._holding = holding
+        self._name = name
+        self._holder = _Holder()
         self._held = 0
 
     def __enter__(self) -> Share:
-        self._holding.shares += 1
+        if self._name is not None:
+            self._holder = self._holding.holders.setdefault(self._name, self._holder)
+        self._holder.shares += 1
+        self._holding.shares += self._holder.shares == 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._holding.shares -= 1
-        self._holding.held -= self._held
+        self.fits(0)
+        self._holder.shares -= 1
+        if not self._holder.shares:
+            self._holding.shares -= 1
+            if self._name is not None:
+                del self._holding.holders[self._name]
 
     async def __aenter__(self) -> Share:
         return self.__enter__()
@@ -80,25 +98,32 @@ class Share:
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()
 
-    def weigh(self, size: int) -> None:
-        """It holds `size` bytes now. Raises UpstreamFailed when there is no room and this is over an even share."""
-        holding = self._holding
-        holding.held += size - self._held
+    def fits(self, size: int) -> bool:
+        """It holds `size` bytes now. False when there is no room and its holder is over an even share."""
+        holding, more = self._holding, size - self._held
+        holding.held += more
+        self._holder.held += more
         self._held = size
-        if holding.held > holding.most and size > holding.most // holding.shares:
+        return holding.held <= holding.most or self._holder.held <= holding.most // holding.shares
+
+    def weigh(self, size: int) -> None:
+        """As `fits`. Raises UpstreamFailed where it does not."""
+        if not self.fits(size):
             raise UpstreamFailed("the proxy holds too much of unfinished answers", code="overloaded")
 
 
 class Holding:
-    """Bytes of unfinished answers in the memory of one process, on its event loop."""
+    """Bytes of unfinished answers and of requests in the memory of one process, on its event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = self.shares = 0
+        self.holders: dict[str, _Holder] = {}
 
-    def share(self) -> Share:
-        """One answer's, as long as its context lasts."""
-        return Share(self)
+    def share(self, name: str | None = None) -> Share:
+        """One answer's, as long as its context lasts; or one request's, which shares an even share with all others of
+        that name."""
+        return Share(self, name)
 
 
 class Backlog:

@@ -25,6 +25,7 @@ from proxy.relay.transport import AiohttpTransport, Transport
 from proxy.room import Holding
 from proxy.store import Store
 from proxy.tap import TokenStrings
+from proxy.uploads import Uploads
 from verifier_pool import connection
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
@@ -59,6 +60,7 @@ class Services:
     tokenizers: Mapping[str, TokenStrings]
     drain: Drain
     holding: Holding
+    uploads: Uploads
 
     @classmethod
     async def start(
@@ -66,6 +68,7 @@ class Services:
     ) -> Services:
         """Make every part and start those that run on their own; needs a running event loop."""
         outage, metrics, backends = Outage(), Metrics(), Backends(settings)
+        holding = Holding(settings.bounds.held_bytes)
         store = Store(
             redis_url,
             settings.verification,
@@ -93,7 +96,8 @@ class Services:
             metrics=metrics,
             tokenizers=tokenizers,
             drain=drain,
-            holding=Holding(settings.bounds.held_bytes),
+            holding=holding,
+            uploads=Uploads(holding, metrics),
         )
         services.recorder.start()
         await services.store.start()

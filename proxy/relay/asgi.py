@@ -25,38 +25,51 @@ class ClientLeft(Exception):
     """The client went away while its request was read."""
 
 
+def _weightless(_: int) -> None:
+    """For bodies that are bounded enough."""
+
+
 async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], limit: int, seconds: float | None = None
+    receive: Receive,
+    headers: Mapping[bytes, bytes],
+    limit: int,
+    seconds: float | None = None,
+    weigh: Callable[[int], None] = _weightless,
 ) -> bytes:
-    """The request's body. Raises RequestTooLarge as soon as that is known, RequestTimeout when it is not there after so
-    many seconds, UnsupportedMedia for a compressed one, ClientLeft."""
+    """The request's body; while it comes, `weigh` is told how much of it is here. Raises RequestTooLarge as soon as
+    that is known, RequestTimeout when it is not there after so many seconds, UnsupportedMedia for a compressed one,
+    ClientLeft, and what `weigh` does."""
     if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
         raise UnsupportedMedia("compressed request bodies are not read here; send it as it is")
     length = headers.get(b"content-length", b"")
     if length.isdigit() and (len(length) > _DIGITS or int(length) > limit):
         raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
     body = bytearray()
-    # Mostly all of it is there already, and no time-out has to be set.
-    first = Begun(receive())
-    if first.done and _take(first.result, body, limit):
-        return bytes(body)
     try:
+        # Mostly all of it is there already, and no time-out has to be set.
+        first = Begun(receive())
+        if first.done and _take(first.result, body, limit, weigh):
+            return bytes(body)
         async with asyncio.timeout(seconds):
-            more = first.done or not _take(await first, body, limit)
+            more = first.done or not _take(await first, body, limit, weigh)
             while more:
-                more = not _take(await receive(), body, limit)
+                more = not _take(await receive(), body, limit, weigh)
+        return bytes(body)
     except TimeoutError as error:
         raise RequestTimeout(f"the request body took over {seconds:g} seconds") from error
-    return bytes(body)
+    finally:
+        # An error holds on to it as long as it is answered.
+        body.clear()
 
 
-def _take(message: Message, body: bytearray, limit: int) -> bool:
+def _take(message: Message, body: bytearray, limit: int, weigh: Callable[[int], None]) -> bool:
     """Add a part to the body; whether it is whole."""
     if message["type"] == "http.disconnect":
         raise ClientLeft
     body += message.get("body", b"")
     if len(body) > limit:
         raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+    weigh(len(body))
     return not message.get("more_body", False)
 
 
@@ -74,8 +87,7 @@ async def answer_error(
     send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = (), *, path: str = ""
 ) -> None:
     """An error as clients of the path read it; one that passes by itself says when to come again."""
-    again = [(b"retry-after", str(math.ceil(error.retry_after or 1)).encode())] if error.status == 503 else []
-    await answer_json(send, error.status, said(path, error), [*headers, *again])
+    await answer_json(send, error.status, said(path, error), [*headers, *_again(error)])
 
 
 async def refuse_body(
@@ -83,12 +95,17 @@ async def refuse_body(
 ) -> None:
     """Answer before the body was read. Closing at once would reset the connection and lose the answer, so what
     the client is still sending is thrown away for a moment."""
-    await answer_json(send, error.status, said(path, error), [*headers, (b"connection", b"close")], more=True)
+    closing = [*headers, *_again(error), (b"connection", b"close")]
+    await answer_json(send, error.status, said(path, error), closing, more=True)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b""})
+
+
+def _again(error: ApiError) -> list[tuple[bytes, bytes]]:
+    return [(b"retry-after", str(math.ceil(error.retry_after or 1)).encode())] if error.status == 503 else []
 
 
 async def unless_client_leaves(

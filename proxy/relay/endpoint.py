@@ -17,9 +17,6 @@ from policies.errors import (
     InvalidRequest,
     KeysUnavailable,
     RateLimited,
-    RequestTimeout,
-    RequestTooLarge,
-    UnsupportedMedia,
 )
 from policies.limits import NOTHING, Cost
 from policies.settings import BoundsSettings
@@ -33,6 +30,7 @@ from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, u
 from proxy.relay.body import LARGE, Body
 from proxy.relay.exchange import Exchange
 from proxy.services import Services, header_map
+from proxy.uploads import Upload
 
 _LARGE_AT_ONCE = 2
 """Large bodies of one endpoint that are read at the same time."""
@@ -57,23 +55,30 @@ class RelayEndpoint:
             except ApiError as error:
                 await answer_error(send, error, [*names.echoed(headers), *_closing(services)], path=self._endpoint)
                 return
-            try:
-                admitted = await self._admit(services, client, headers, receive, send)
-            except ClientLeft:
-                return
-            except ApiError as error:
-                await _refuse(services, client, headers, receive, send, error, path=self._endpoint)
-                return
-            await _serve(services, admitted, receive)
+            with services.uploads.of(client) as upload:
+                try:
+                    admitted = await self._admit(services, client, headers, upload, receive, send)
+                except ClientLeft:
+                    return
+                except ApiError as error:
+                    await _refuse(services, client, headers, receive, send, error, path=self._endpoint)
+                    return
+                await _serve(services, admitted, receive)
         finally:
             services.drain.in_flight -= 1
 
     async def _admit(
-        self, services: Services, client: Client, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+        self,
+        services: Services,
+        client: Client,
+        headers: Mapping[bytes, bytes],
+        upload: Upload,
+        receive: Receive,
+        send: Send,
     ) -> _Admitted:
         mode = _mode(headers, services.settings.verification.mode)
         hint = _hint(headers, client)
-        body = await self._read(services.settings.bounds, headers, receive)
+        body = await self._read(services.settings.bounds, headers, upload, receive)
         if not body.model:
             raise InvalidRequest("`model` names no model", param="model")
         route = services.backends.route(body.model, fields=body.fields, owner=client.owner, hint=hint)
@@ -94,8 +99,17 @@ class RelayEndpoint:
         admission.used = partial(_taken, exchange, cost)
         return _Admitted(exchange, admission)
 
-    async def _read(self, bounds: BoundsSettings, headers: Mapping[bytes, bytes], receive: Receive) -> Body:
-        data = await read_body(receive, headers, bounds.request_bytes, bounds.body_seconds)
+    async def _read(
+        self, bounds: BoundsSettings, headers: Mapping[bytes, bytes], upload: Upload, receive: Receive
+    ) -> Body:
+        try:
+            data = await read_body(receive, headers, bounds.request_bytes, bounds.body_seconds, upload.weigh)
+        except BaseException as error:
+            upload.drop()
+            if isinstance(error, ApiError):
+                error.unread = True
+            raise
+        upload.whole()
         if len(data) <= LARGE:
             return Body.read(self._endpoint, data, bounds)
         async with self._reading:
@@ -128,7 +142,7 @@ async def _refuse(
     path: str,
 ) -> None:
     """Answer with an error; for a client with limits that is one of its requests, too."""
-    unread = isinstance(error, (RequestTooLarge, RequestTimeout, UnsupportedMedia))
+    unread = error.unread
     told: Headers = ()
     if client.limits is not None:
         try:

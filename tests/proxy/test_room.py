@@ -106,3 +106,16 @@ def test_who_holds_no_more_than_an_even_share_stays() -> None:
             large.weigh(901)
         assert refused.value.error_code == "overloaded"
         small.weigh(500)
+
+
+def test_shares_of_one_name_are_one() -> None:
+    holding = Holding(1000)
+    with holding.share("key") as first, holding.share("key") as second, holding.share() as answer:
+        assert holding.shares == 2
+        assert first.fits(400)
+        assert second.fits(600)
+        assert answer.fits(500)
+        assert not first.fits(401)
+        assert not second.fits(200)
+        assert second.fits(99)
+    assert (holding.held, holding.shares, holding.holders) == (0, 0, {})
