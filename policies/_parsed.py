@@ -22,6 +22,8 @@ MOST_PIECES = 4
 """Pieces of the text that content may be put together from, besides one more for each call."""
 MOST_PLACES = 8
 """Places at which reasoning is looked for, where its words stand in a text more than once."""
+LONGEST_TAG = 256
+"""Characters before a call in which its tag stands."""
 _TAKEN, _MARK = "\0", "\1"
 _CHANNEL = re.compile(r"(?:analysis|commentary|final|assistant)\s*\Z")
 """What harmony's templates write between two special tokens."""
@@ -64,7 +66,9 @@ def made_of(evidence: Evidence, text: str, markup: Markup, *, finished: bool, na
             continue
         announced = True
         for start, end in found:
-            announced &= _is_announced(rest[:start], rest[start], markup, alone=not evidence.text.strip())
+            announced &= _is_announced(
+                rest[max(0, start - LONGEST_TAG) : start], rest[start], markup, alone=not evidence.text.strip()
+            )
             rest = rest[:start] + _TAKEN * (end - start) + rest[end:]
         if not announced:
             continue
