@@ -113,8 +113,8 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
     added = _added(spelling)
     opened = tags_of(spelling).open_after(evidence.prompt_ids)
     markup = _parsed.Markup(_markup(spelling), re.compile(added) if added else None, opened)
-    for reading in readings:
-        if _parsed.made_of(evidence, reading.text, markup, finished=_finished(evidence), named=asked.forced):
+    for text in dict.fromkeys(reading.text for reading in readings):
+        if _parsed.made_of(evidence, text, markup, finished=_finished(evidence), named=asked.forced):
             return Delivered(compared=True)
     return Delivered((undecided("text_undecided", "the parsed answer is not made of pieces of its ids' text"),))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policies._called import spans
+from policies._effort import Effort, TooMuchError
 from policies.evidence import Evidence
 from policies.thinking import CLOSING, OPENING
 
@@ -59,24 +60,36 @@ def made_of(evidence: Evidence, text: str, markup: Markup, *, finished: bool, na
         finished: the answer is whole; otherwise its end may be missing.
         named: the function that the request forces a call of, whose name need not be in the text.
     """
+    effort = Effort(len(text) + len(evidence.text))
+    try:
+        return _made_of(evidence, text, markup, effort, finished=finished, named=named)
+    except TooMuchError:
+        return False
+
+
+def _made_of(evidence: Evidence, text: str, markup: Markup, effort: Effort, *, finished: bool, named: str) -> bool:
     cut = evidence.finish_reason == "length" or isinstance(evidence.stop_reason, str) or not finished
     for rest in _without_reasoning(evidence.reasoning, text, markup):
-        found = spans(evidence.tool_calls, rest, named=named, cut=cut)
+        found = spans(evidence.tool_calls, rest, effort=effort, named=named, cut=cut)
         if found is None:
             continue
-        announced = True
+        alone = not evidence.text.strip()
+        parts: list[str] = []
+        at = 0
         for start, end in found:
-            announced &= _is_announced(
-                rest[max(0, start - LONGEST_TAG) : start], rest[start], markup, alone=not evidence.text.strip()
-            )
-            rest = rest[:start] + _TAKEN * (end - start) + rest[end:]
-        if not announced:
+            before = _TAKEN * bool(parts) + rest[at:start]
+            if not _is_announced(before[-LONGEST_TAG:], rest[start], markup, alone=alone):
+                break
+            parts += [rest[at:start], _TAKEN * (end - start)]
+            at = end
+        if len(parts) < 2 * len(found):
             continue
+        rest = "".join([*parts, rest[at:]])
         # A piece that looks like a bit of markup is no bit of it, as long as there is another place for it.
         bare = markup.all.sub(lambda found: _MARK * len(found[0]), rest)
         most = MOST_PIECES + len(evidence.tool_calls)
         for marked in (bare, rest):
-            tail = _without_content(evidence.text, marked, rest, markup, most)
+            tail = _without_content(evidence.text, marked, rest, markup, most, effort)
             if tail is None:
                 continue
             if not finished or _is_markup(_BEGUN.sub("", tail) if cut else tail, markup):
@@ -104,7 +117,7 @@ def _without_reasoning(reasoning: str, text: str, markup: Markup) -> Iterator[st
 
 def _is_reasoning(before: str, after: str, markup: Markup) -> bool:
     """Whether a tag tells that what stands between is reasoning, and all of it."""
-    before, after = before.rstrip(), after.lstrip()
+    before, after = before.rstrip()[-LONGEST_TAG:], after.lstrip()
     if not before:
         begins = markup.opened
     else:
@@ -139,13 +152,13 @@ def _is_announced(before: str, first: str, markup: Markup, *, alone: bool) -> bo
     return bool(_CALL.search(tag))
 
 
-def _without_content(content: str, marked: str, rest: str, markup: Markup, most: int) -> str | None:
+def _without_content(content: str, marked: str, rest: str, markup: Markup, most: int, effort: Effort) -> str | None:
     """What follows the last piece of the content; None where it is not made of the text's pieces, in their order."""
     at, content = 0, content.strip()
     for piece in range(most):
         if not content:
             break
-        start, length = _longest(content, marked, at)
+        start, length = _longest(content, marked, at, effort)
         if not length:
             return None
         gap = rest[at:start]
@@ -180,12 +193,15 @@ def _is_markup(text: str, markup: Markup) -> bool:
     return not first.strip() and not last.strip() and not "".join(between).strip(_GLUE_MARKS)
 
 
-def _longest(rest: str, text: str, at: int) -> tuple[int, int]:
+def _longest(rest: str, text: str, at: int, effort: Effort) -> tuple[int, int]:
     """Where after `at` the longest beginning of `rest` stands, and how long it is."""
+    work = (len(text) - at + len(rest)) // 8
+    effort.spend(work)
     start, low, high = text.find(rest, at), 0, len(rest)
     if start >= 0:
         return start, high
     while high - low > 1:
+        effort.spend(work)
         middle = (low + high) // 2
         found = text.find(rest[:middle], at)
         if found >= 0:
