@@ -26,8 +26,8 @@ class BoundsSettings(Section):
         stop_strings: entries of `stop`, and of `bad_words`.
         token_ids: entries of `logit_bias`, `stop_token_ids` and `allowed_token_ids`.
         line_bytes: a line, and an event, of a stream.
-        answer_bytes: an answer that is not streamed. What was asked for bounds it more tightly: see
-            `proxy.tap.allowed`.
+        answer_bytes: an answer that is not streamed. What was asked for bounds it more tightly, and a stream as well:
+            see `proxy.tap.allowed`.
         error_bytes: the body of an error.
         held_bytes: all of those together that one process waits for the end of, and the bodies of requests that it
             serves; beyond, an answer of more than its even share is given up, and a body whose key has more than its

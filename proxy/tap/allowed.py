@@ -26,7 +26,8 @@ class Allowed:
     """Limits for one answer.
 
     Attributes:
-        body: bytes of a body that is not streamed. `line`: of a line, and of an event, of a stream.
+        body: bytes of a body that is not streamed. `stream`: of a stream, whatever it is made of. `line`: of a line,
+            and of an event, of a stream.
         depth: objects and arrays inside each other.
         tokens: output tokens over all choices. `prompt_tokens`: prompt tokens over all prompts.
         characters: text over all choices.
@@ -34,6 +35,7 @@ class Allowed:
     """
 
     body: int
+    stream: int
     line: int
     depth: int
     tokens: int
@@ -42,17 +44,28 @@ class Allowed:
     evidence: int
 
 
+def passed_stream(tokens: int | None, bounds: BoundsSettings) -> int:
+    """Bytes of a stream of an endpoint that is passed on, where that many tokens were asked for: what a body may have,
+    and more if so many tokens may take it."""
+    return max(bounds.answer_bytes, _BASE + min(tokens or 0, bounds.answer_tokens) * _PER_TOKEN)
+
+
 def allowed(prepared: Prepared, bounds: BoundsSettings) -> Allowed:
     """What the answer to a request may bring."""
-    tokens, body = bounds.answer_tokens, bounds.answer_bytes
+    tokens, body, per_token = bounds.answer_tokens, bounds.answer_bytes, _PER_TOKEN
     most, choices = prepared.sampling.max_tokens, prepared.prompts * prepared.n
     if most is not None and most >= 0:
         tokens = min(tokens, choices * (most + _SPARE_TOKENS))
         if not prepared.media and prepared.asked.logprobs in _FEW:
             prompt = len(prepared.body) * _PER_PROMPT_BYTE
             body = min(body, _BASE + tokens * _PER_TOKEN + choices * prompt)
+    # A stream is not held, so that it may be long; a prompt's tokens come in one event of it.
+    if prepared.asked.logprobs not in _FEW:
+        per_token = bounds.line_bytes
+    prompt = bounds.line_bytes if prepared.media else min(len(prepared.body) * _PER_PROMPT_BYTE, bounds.line_bytes)
     return Allowed(
         body=body,
+        stream=_BASE + tokens * per_token + choices * prompt,
         line=bounds.line_bytes,
         depth=bounds.json_depth,
         tokens=tokens,

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, BoundsSettings
+from proxy.tap.allowed import passed_stream
 from proxy.tap.base import error_body
 from proxy.tap.bill import Bill
 from proxy.tap.forged import START, Guard, Kind, as_utf8, kind_of, names_verdict, take_out, without_verdict
@@ -53,6 +54,7 @@ class Passed:
     Attributes:
         path: the endpoint's.
         model: the model's public name. `served_model`: the backend's.
+        tokens: output tokens asked for in all; None when the request does not say.
     """
 
     path: str
@@ -60,6 +62,7 @@ class Passed:
     asked: Asked
     model: str
     served_model: str
+    tokens: int | None = None
 
     @property
     def upstream_stream(self) -> bool:
@@ -71,7 +74,8 @@ def pass_on(body: Body, backend: BackendSettings) -> Passed:
     """The request as it goes up."""
     served = backend.served_model or backend.model
     data = body.data if served == backend.model else write({**body.raws, "model": raw(served)})
-    return Passed(body.endpoint, data, Asked(stream=body.stream), backend.model, served)
+    tokens = None if body.most_tokens is None else body.most_tokens * body.choices
+    return Passed(body.endpoint, data, Asked(stream=body.stream), backend.model, served, tokens)
 
 
 def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
@@ -221,12 +225,18 @@ class ForeignStreamTap(ForeignTap):
         self._events = 0
         self._bill = Bill()
         self._deltas = 0
+        self._fed = 0
+        tokens = passed.tokens
+        if tokens is None and self._last:
+            tokens = bounds.answer_tokens
+        self._most_fed = passed_stream(tokens, bounds)
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
         if self.failed or self._closed:
             return b""
         out = []
+        self._fed += len(data)
         for event in self._splitter.push(data):
             if event.data is not None and is_deeper(event.data, self._depth):
                 self.failed = True
@@ -236,6 +246,9 @@ class ForeignStreamTap(ForeignTap):
         if self._splitter.overflow:
             self.failed = True
             out.append(self._error("line_too_long"))
+        elif self._fed > self._most_fed:
+            self.failed = True
+            out.append(self._error("too_large"))
         return b"".join(out)
 
     def close(self, fault: str | None = None) -> bytes:
@@ -339,6 +352,7 @@ class ForeignOtherTap(ForeignStreamTap):
         if self._kind is Kind.EVENTS:
             return super().feed(data)
         out = self._guard.push(data)
-        if self._guard.stopped:
+        self._fed += len(data)
+        if self._guard.stopped or self._fed > self._most_fed:
             self.failed = self.cut = True
         return out

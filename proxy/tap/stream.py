@@ -37,18 +37,22 @@ class StreamTap(BaseTap):
         self._kept = self._asides = self._waiting = 0
         self._dropped = False
         self._closed = False
+        self._fed = 0
 
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out."""
         if self.failed or self._closed:
             return b""
         out = []
+        self._fed += len(data)
         for event in self._splitter.push(data):
             out.append(self._event(event))
             if self.failed:
                 return b"".join(out)
         if self._splitter.overflow:
             out.append(self._fail("line_too_long"))
+        elif self._fed > self.allowed.stream:
+            out.append(self._fail("too_large"))
         return b"".join(out)
 
     def close(self, fault: str | None = None) -> bytes:

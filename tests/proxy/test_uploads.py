@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ def _large(rig: Rig, key: str, size: int = _MIB) -> Any:
     return rig.http.post("/v1/chat/completions", content=body, headers={"authorization": f"Bearer {key}"})
 
 
+def _holds(rig: Rig, size: int) -> bool:
+    return _held(rig) >= size
+
+
 def _held(rig: Rig) -> int:
     return rig.proxy.services.holding.held
 
@@ -62,7 +67,7 @@ def test_who_fills_memory_is_asked_to_come_again_and_nobody_else(make_rig: Calla
     with ExitStack() as stack:
         for count in range(1, 5):
             stack.enter_context(_begin(rig, "sk-a", 2 * _MIB - 65536))
-            _until(lambda count=count: _held(rig) >= count * (2 * _MIB - 2 * 65536))
+            _until(partial(_holds, rig, count * (2 * _MIB - 2 * 65536)))
         over = [stack.enter_context(_begin(rig, "sk-a", 2 * _MIB)) for _ in range(12)]
         for client in over:
             answer = _rest(client)

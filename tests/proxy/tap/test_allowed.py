@@ -24,6 +24,9 @@ def test_never_over_the_bounds(tokens: int, choices: int, logprobs: int | None) 
     # The longest that a token with its alternatives was seen to take is five thousand bytes.
     assert most.body >= min(BOUNDS.answer_bytes, tokens * choices * 5000)
     assert most.body <= BOUNDS.answer_bytes
+    # A stream is no body: every token may have its own event, however many there are.
+    assert most.stream >= most.tokens * 8000
+    assert most.stream <= 4 * 1024 * 1024 + most.tokens * 16 * 1024 + choices * BOUNDS.line_bytes
 
 
 def test_a_short_answer_may_be_short() -> None:
