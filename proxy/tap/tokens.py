@@ -25,6 +25,7 @@ class TokenStrings:
         self._tokenizer = tokenizer
         self._marker = _space_marker(tokenizer)
         self._alone: dict[int, str] = {}
+        self._size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def load(cls, path: str | Path) -> TokenStrings:
@@ -45,7 +46,9 @@ class TokenStrings:
             text = self._decode([id])
             if self._marker is not None:
                 text = self._with_spaces(id, text, self._marker)
-            self._alone[id] = text
+            # A backend can name any number of ids that are none.
+            if id < self._size:
+                self._alone[id] = text
         return text
 
     def at(self, ids: Sequence[int], context: Sequence[int]) -> list[str]:

@@ -58,6 +58,12 @@ def test_ids_outside_the_vocabulary(id: int) -> None:
     assert byte_level().at([id], [1]) == [""]
 
 
+def test_ids_outside_the_vocabulary_are_not_remembered() -> None:
+    strings = byte_level()
+    strings.at([7, *range(1000, 3000)], [1])
+    assert list(strings._alone) == [7]
+
+
 def test_sentencepiece_keeps_its_leading_space() -> None:
     vocab = [("<unk>", 0.0), ("▁hi", -1.0), ("hi", -1.0), ("▁▁", -1.0)]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0))
