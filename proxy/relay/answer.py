@@ -103,9 +103,10 @@ class Answer:
 
         error = await self.pump(response, tap, keep, limit)
         parts.append(tap.close(fault_of(error)))
+        body = self.record.secret.mask(b"".join(parts), error=self.refused is not None)
         if tap.failed and error is None:
             error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or TOO_LARGE)
-        return b"".join(parts), error
+        return body, error
 
     async def verdict(self) -> dict[str, Any]:
         """The verification, or what can be said of it within the inline wait."""
@@ -125,6 +126,10 @@ class Answer:
         """A refusal is settled by its status alone, so that no client can make it the backend's by leaving early."""
         if 400 <= status < 500:
             self.record.unchecked(NO_ANSWER if status in _NO_FAULT_OF_THE_REQUEST else CLIENT_ERROR)
+
+    def their_headers(self, response: UpstreamResponse) -> list[tuple[bytes, bytes]]:
+        """Those of the backend that the client may see."""
+        return names.client_headers(response.headers, self.record.secret)
 
     def our_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The given ones and ours: id, request id, and a mark when the answer cannot be verified or was retried."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import SecretStr
 
+from proxy.relay.secret import NONE, Secret
+
 ID = b"x-countersign-id"
 MODE = b"x-countersign-mode"
 BACKEND = b"x-countersign-backend"
@@ -29,9 +31,6 @@ _NEVER_DOWN = frozenset(
     [
         b"connection",
         b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
         b"te",
         b"trailer",
         b"transfer-encoding",
@@ -62,7 +61,7 @@ _CODINGS = re.compile(
     rb"utf-?8|(us-)?ascii|(iso-?8859|windows-125|cp125|koi8)[0-9a-z_-]*|latin-?1|gb2312|gbk|gb18030|big5|euc-(jp|kr)|shift_jis"
 )
 """Codings in which ASCII is spelled as ASCII and as nothing else, so that whoever looks for a word of it finds it."""
-_NEVER_DOWN_PREFIXES = (b"x-countersign-", b"access-control-")
+_NEVER_DOWN_PREFIXES = (b"x-countersign-", b"access-control-", b"proxy-", b"authorization", b"x-api-key", b"api-key")
 
 
 def _request_ids(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -105,8 +104,9 @@ def upstream_headers(
     return up
 
 
-def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A backend's response headers that a client may see, names in lower case; malformed ones are left out."""
+def client_headers(raw: Iterable[tuple[bytes, bytes]], secret: Secret = NONE) -> list[tuple[bytes, bytes]]:
+    """A backend's response headers that a client may see, names in lower case; malformed ones are left out, and those
+    that quote the backend's key."""
     lowered = [(name.lower(), value) for name, value in raw]
     named = {
         token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")
@@ -118,6 +118,7 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
         and not name.replace(b"_", b"-").startswith(_NEVER_DOWN_PREFIXES)
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
+        and not secret.stands_in(value)
     ]
     kinds = [at for at, (name, _) in enumerate(kept) if name == b"content-type"]
     for at in reversed(kinds[1:]):

@@ -9,6 +9,7 @@ from policies.settings import BackendSettings
 from policies.unit import declaration_of
 from proxy.generation import ENDPOINT, STORE_UNAVAILABLE, Generation
 from proxy.relay.clock import Clock
+from proxy.relay.secret import NONE, secret_of
 from proxy.services import Services
 from proxy.tap.foreign import Passed
 from proxy.tap.types import Prepared, Tap
@@ -18,12 +19,14 @@ class Record:
     """The record of one response, from its intent to its evidence.
 
     `tap` is set once a backend answers; `received` counts the bytes it was fed, which bounds what it holds.
+    `secret` is the key of the backend that is asked.
     """
 
     def __init__(self, services: Services, generation: Generation, clock: Clock) -> None:
         self.generation = generation
         self.opened = False
         self.received = 0
+        self.secret = NONE
         self._services = services
         self._clock = clock
         self._backend: BackendSettings | None = None
@@ -36,6 +39,7 @@ class Record:
     async def open(self, backend: BackendSettings, *, stream: bool) -> None:
         """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
         self._backend = backend
+        self.secret = secret_of(backend.api_key)
         self.generation.backend, self.generation.declaration = backend.name, declaration_of(backend)
         self.generation.stream = stream
         self.opened = True

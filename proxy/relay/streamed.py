@@ -7,7 +7,6 @@ import contextlib
 
 from policies.errors import ApiError, UpstreamFailed
 from policies.verification import public
-from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.answer import Answer, fault_of
 from proxy.relay.refusal import Declined, retryable, status_of
@@ -20,7 +19,7 @@ _FINISH_SECONDS = 0.5
 
 async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: bool) -> None:
     """Pass on what comes as it comes. Raises what `Reply.relay` does."""
-    headers = names.client_headers(response.headers)
+    headers = answer.their_headers(response)
     down, record = answer.down, answer.record
 
     async def sink(data: bytes) -> None:
@@ -28,13 +27,15 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
             if _unsent(tap):
                 return
             await down.start(response.status, answer.our_headers(headers))
+        if tap.erred:
+            data = record.secret.mask(data, error=True)
         record.show(data)
         await down.write(data)
 
     error = await answer.pump(response, tap, sink, None)
     if tap.done.endswith(b"\n\r") and error is None:
         await _last_byte(answer, response, tap)
-    rest = tap.close(fault_of(error))
+    rest = record.secret.mask(tap.close(fault_of(error)), error=tap.erred)
     if not down.status and _unsent(tap):
         await _refuse(answer, response, tap, error, last=last)
         return
@@ -53,7 +54,7 @@ async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content
     if not answer.down.status and (tap.refusal is not None or tap.fault is not None):
         await _refuse(answer, response, tap, None, last=last)
         return
-    headers = [item for item in names.client_headers(response.headers) if item[0] != b"content-type"]
+    headers = [item for item in answer.their_headers(response) if item[0] != b"content-type"]
     await answer.down.start(response.status, answer.our_headers([*headers, (b"content-type", content_type.encode())]))
     await _end(answer, tap, body, broken=False)
 
@@ -76,10 +77,11 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
         raise Declined(f"the backend's stream began with an error {status}", status)
     answer.refused = status
     answer.blame(status)
-    answer.record.show(tap.refusal)
+    refusal = answer.record.secret.mask(tap.refusal, error=True)
+    answer.record.show(refusal)
     answer.record.evidence()
-    headers = [item for item in names.client_headers(response.headers) if item[0] != b"content-type"]
-    await deliver(answer, status, [*headers, (b"content-type", b"application/json")], tap.refusal)
+    headers = [item for item in answer.their_headers(response) if item[0] != b"content-type"]
+    await deliver(answer, status, [*headers, (b"content-type", b"application/json")], refusal)
 
 
 async def _end(answer: Answer, tap: Tap, rest: bytes, *, broken: bool) -> None:

@@ -24,7 +24,7 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     answer.record.evidence()
     if failure is not None:
         raise failure
-    headers = names.client_headers(response.headers)
+    headers = answer.their_headers(response)
     if answer.generation.mode == "inline" and answer.generation.verifiable:
         verification = await answer.verdict()
         word = verification["verdict"]
@@ -43,7 +43,7 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     answer.record.evidence()
     if failure is not None:
         raise failure
-    await deliver(answer, response.status, names.client_headers(response.headers), body)
+    await deliver(answer, response.status, answer.their_headers(response), body)
 
 
 async def deliver(answer: Answer, status: int, headers: Headers, body: bytes) -> None:
