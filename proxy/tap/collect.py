@@ -141,7 +141,9 @@ class Collector:
             billed_prompt, billed_answer = self._usage.prompt_tokens, self._usage.completion_tokens
         prompts = [self._prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         counted = sum(len(ids) for ids in prompts if ids is not None)
-        answer = self._tokens or billed_answer or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
+        answer = (
+            self._tokens or max(billed_answer or 0, 0) or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
+        )
         return counted or billed_prompt, answer
 
     def evidence(self, **meta: Any) -> list[Evidence]:
