@@ -150,11 +150,13 @@ def _beside_a_flood(proxy: RunningProxy) -> tuple[list[float], bytes, float]:
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_others_stream_meanwhile(proxy: RunningProxy, hostile: Hostile, kind: str) -> None:
+    most = ONCE if kind in ("NaN", "fields") else MOST
     for attempt in range(3):
         hostile.parts = kinds()[kind]
         latencies, end, worst = _beside_a_flood(proxy)
-        assert worst < (ONCE if kind in ("NaN", "fields") else MOST)
-        # A machine that is busy enough may let neither stream get to its end before the total time-out.
-        if end == b"[DONE]" and len(latencies) >= 5 and statistics.median(latencies) < ONCE:
+        # A busy machine may let no stream get to its end before the total time-out; and all that the tests before have
+        # left behind is collected by this very process.
+        whole = end == b"[DONE]" and len(latencies) >= 5
+        if whole and statistics.median(latencies) < ONCE and worst < most:
             return
-        assert attempt < 2
+        assert attempt < 2, (latencies, end, worst)
