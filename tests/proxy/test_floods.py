@@ -20,6 +20,9 @@ from tests.support.hostile import Hostile, kinds
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
 
+# By itself, because it is about how long others wait: with every core taken, they wait for those.
+pytestmark = pytest.mark.alone
+
 FLOODS = (
     *("blank lines", "comments", "no json", "empty choices", "choices at once", "NaN", "fields", "data lines"),
     *("1xx", "tiny chunks", "gzip", "whole gzip"),
