@@ -225,8 +225,3 @@ class _Refusal:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await refuse_body(receive, send, self._error)
-
-
-def bounded(bounds: BoundsSettings) -> type[BoundedProtocol]:
-    """The protocol with these bounds, as uvicorn takes it."""
-    return type("Bounded", (BoundedProtocol,), {"bounds": bounds})

@@ -13,6 +13,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.limits.counted import Counted
 from tests.support.valkey import Valkey
 from verifier_pool.keys import Use, counted_keys
 from verifier_pool.limit_scripts import ADMIT, RENEW, SETTLE, SHOW, at
@@ -37,21 +38,6 @@ def store(valkey: Valkey) -> Iterator[redis.Redis]:
 
 
 @dataclass
-class Said:
-    refused: str
-    wait: int
-    requests_left: int
-    requests_reset: int
-    tokens_left: int
-    tokens_reset: int
-    budget_left: int
-    budget_reset: int
-    tokens_cost: int
-    budget_cost: int
-    at: int
-
-
-@dataclass
 class Key:
     """One key under test, and what was let in by it."""
 
@@ -70,19 +56,19 @@ class Key:
 
     def admit(
         self, cost: int = 0, *, most: int | None = None, least: int = 0, open: bool = False, known: bool = True
-    ) -> Said:
+    ) -> Counted:
         self.leases += 1
         limits = (self.rpm, self.tpm, self.concurrency, self.tokens, self.every)
         tokens = (cost, cost if most is None else most, least, int(open), int(known))
         refused, *numbers = self.run(ADMIT, *limits, f"l{self.leases}", MINUTE, *tokens)
-        said = Said(refused.decode(), *numbers)
+        said = Counted(refused.decode(), *numbers)
         if not said.refused:
             reserved = said.tokens_cost if self.tpm else -1
             entry = {"lease": self.leases, "at": self.now, "reserved": reserved, "budget": said.budget_cost, "told": 0}
             self.admitted.append({**entry, "used": -1})
         return said
 
-    def admit_again(self, cost: int) -> Said:
+    def admit_again(self, cost: int) -> Counted:
         """As the last `admit`, whose answer was lost."""
         self.leases -= 1
         if self.admitted and self.admitted[-1]["lease"] == self.leases + 1:
