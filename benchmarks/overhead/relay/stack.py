@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.children import Children, counted
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from benchmarks.overhead.stack import answers, free_port
 from policies.errors import CountersignError
@@ -62,7 +61,6 @@ class RelayStack:
         self.urls: dict[str, str] = {}
         self._tokens = tokens
         self._litellm = litellm
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._before = os.sched_getaffinity(0)
         self._folder = Path()
@@ -70,6 +68,7 @@ class RelayStack:
     def __enter__(self) -> RelayStack:
         # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cs-relay-")))
+        self._children = Children(self._folder, _ENVIRONMENT)
         try:
             os.sched_setaffinity(0, {self.cores.store})
             valkey = self._stack.enter_context(EmbeddedValkey(str(self._folder / "v")))
@@ -93,47 +92,25 @@ class RelayStack:
 
     def pid(self, arm: str) -> int:
         """Of the process between client and backend. Raises KeyError for `direct`."""
-        return self._children[arm].pid
+        return self._children.pid(arm)
 
     def unrecorded(self) -> float:
         """Answers so far whose evidence the proxy did not keep, or whose job it did not queue."""
-        with urllib.request.urlopen(f"{self.urls['proxy']}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("countersign_unrecorded_total"))
+        return counted(self.urls["proxy"], "countersign_unrecorded_total")
 
     def check(self) -> None:
         """Raises CountersignError when a process has ended."""
-        for name, child in self._children.items():
-            if child.poll() is not None:
-                raise CountersignError(f"{name} ended with code {child.returncode}\n{self._tail(name)}")
+        self._children.check()
 
     def stop(self) -> None:
         """End every process, last started first."""
-        for child in reversed(self._children.values()):
-            child.terminate()
-            try:
-                child.wait(15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-        self._children.clear()
+        self._children.stop()
         self._stack.close()
         os.sched_setaffinity(0, self._before)
 
     def _backend(self) -> str:
-        child = self._spawn(
-            "backend",
-            [sys.executable, "-m", "benchmarks.overhead.upstream", f"--tokens={self._tokens}"],
-            self.cores.backend,
-            piped=True,
-        )
-        assert child.stdout is not None
-        port = child.stdout.readline().decode().strip()
-        if not port:
-            raise CountersignError(f"the scripted backend did not start\n{self._tail('backend')}")
-        return f"http://127.0.0.1:{port}"
+        words = [sys.executable, "-m", "benchmarks.overhead.upstream", f"--tokens={self._tokens}"]
+        return f"http://127.0.0.1:{self._children.port('backend', _pinned(words, self.cores.backend))}"
 
     def _proxy(self, redis_url: str) -> str:
         port = free_port()
@@ -150,11 +127,10 @@ class RelayStack:
         }
         config = self._folder / "countersign.yaml"
         config.write_text(yaml.safe_dump(settings))
-        self._spawn(
-            "proxy", [sys.executable, "-m", "countersign", "serve", "--config", str(config)], self.cores.gateway
-        )
+        words = [sys.executable, "-m", "countersign", "serve", "--config", str(config)]
+        self._children.start("proxy", _pinned(words, self.cores.gateway))
         url = f"http://127.0.0.1:{port}"
-        self._wait("proxy", f"{url}/readyz")
+        self._children.wait("proxy", lambda: answers(f"{url}/readyz"), START_SECONDS)
         return url
 
     def _other(self, command: str) -> str:
@@ -169,39 +145,14 @@ class RelayStack:
         config = self._folder / "litellm.yaml"
         config.write_text(yaml.safe_dump(settings))
         words = [command, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-        self._spawn("litellm", words, self.cores.gateway)
+        self._children.start("litellm", _pinned(words, self.cores.gateway))
         url = f"http://127.0.0.1:{port}"
-        self._wait("litellm", f"{url}/health/liveliness")
+        self._children.wait("litellm", lambda: answers(f"{url}/health/liveliness"), START_SECONDS)
         return url
 
-    def _spawn(self, name: str, words: list[str], core: int, *, piped: bool = False) -> subprocess.Popen[bytes]:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("COUNTERSIGN_")}
-        environ |= _ENVIRONMENT
-        # A session of its own: Ctrl-C reaches us alone, and we end the children in order.
-        with open(self._folder / f"{name}.log", "wb") as log:
-            child = subprocess.Popen(
-                ["taskset", "-c", str(core), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else log,
-                stderr=log,
-                env=environ,
-                start_new_session=True,
-            )
-        self._children[name] = child
-        return child
 
-    def _wait(self, name: str, url: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(url):
-            self.check()
-            if time.monotonic() > deadline:
-                raise CountersignError(f"{name} was not ready within {START_SECONDS:.0f} s\n{self._tail(name)}")
-            time.sleep(0.1)
-
-    def _tail(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
-        return ""
+def _pinned(words: Sequence[str], core: int) -> list[str]:
+    return ["taskset", "-c", str(core), *words]
 
 
 def litellm_version(command: str) -> str:
