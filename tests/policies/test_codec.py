@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from policies import codec
+from policies._fields import CHOICE, SAMPLING
+from policies._records import PackedChoice, PackedSampling
 from policies.errors import EvidenceError
 from policies.evidence import Evidence, Sampling, Usage
 from tests.policies import recorded
@@ -111,6 +113,15 @@ def same(one: Any, two: Any) -> bool:
     if isinstance(one, tuple):
         return isinstance(two, tuple) and len(one) == len(two) and all(map(same, one, two))
     return type(one) is type(two) and one == two
+
+
+def test_every_field_is_listed() -> None:
+    apart = {"request", "prompt_ids"}
+    names = {*CHOICE.names, *apart}
+    assert names | {"claim_ids", "claim_logprobs"} == {field.name for field in dataclasses.fields(Evidence)}
+    assert names | {"claim"} == set(PackedChoice.__struct_fields__)
+    sampling = {field.name for field in dataclasses.fields(Sampling)}
+    assert set(SAMPLING.names) == sampling == set(PackedSampling.__struct_fields__)
 
 
 @given(st.lists(evidences(), max_size=2))
