@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from policies import codec
-from policies._fields import CHOICE, SAMPLING
+from policies import _fields, codec
 from policies._records import PackedChoice, PackedSampling
 from policies.errors import EvidenceError
 from policies.evidence import Evidence, Sampling, Usage
@@ -117,11 +116,11 @@ def same(one: Any, two: Any) -> bool:
 
 def test_every_field_is_listed() -> None:
     apart = {"request", "prompt_ids"}
-    names = {*CHOICE.names, *apart}
+    names = {*_fields.CHOICE.names, *apart}
     assert names | {"claim_ids", "claim_logprobs"} == {field.name for field in dataclasses.fields(Evidence)}
     assert names | {"claim"} == set(PackedChoice.__struct_fields__)
     sampling = {field.name for field in dataclasses.fields(Sampling)}
-    assert set(SAMPLING.names) == sampling == set(PackedSampling.__struct_fields__)
+    assert set(_fields.SAMPLING.names) == sampling == set(PackedSampling.__struct_fields__)
 
 
 @given(st.lists(evidences(), max_size=2))
