@@ -28,6 +28,8 @@ class BackendSettings(Section):
         max_concurrency: requests in flight at once, by each proxy; 0 is unlimited. What happens when all backends of a
             model have as many as they may is `routing.queue`.
         alpha: this backend's `standing.alpha`, where it has one of its own.
+        trace_context: it is told which trace a request belongs to (`traceparent`): the proxy's own where the request is
+            traced, else the client's with its `tracestate`. No other backend sees either.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -43,6 +45,7 @@ class BackendSettings(Section):
     trusted: bool = False
     max_concurrency: int = Field(0, ge=0)
     alpha: float | None = Field(None, gt=0, le=0.1)
+    trace_context: bool = False
 
 
 class RoutingSettings(Section):

@@ -25,6 +25,7 @@ from policies._rules import (
     WebhookSettings,
 )
 from policies._sections import Section, read_tree
+from policies._telemetry import TelemetrySettings
 from policies.errors import SettingsError
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Settings",
     "StandingSettings",
     "StoredKey",
+    "TelemetrySettings",
     "TimeoutSettings",
     "VerificationSettings",
     "WebhookSettings",
@@ -179,6 +181,7 @@ class Settings(Section):
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
     bounds: BoundsSettings = BoundsSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
