@@ -28,6 +28,7 @@ class BackendSettings(Section):
         max_concurrency: requests in flight at once, by each proxy; 0 is unlimited. What happens when all backends of a
             model have as many as they may is `routing.queue`.
         alpha: this backend's `standing.alpha`, where it has one of its own.
+        drained: it gets no new requests, only those of an admin who names it; what runs there is finished.
         trace_context: it is told which trace a request belongs to (`traceparent`): the proxy's own where the request is
             traced, else the client's with its `tracestate`. No other backend sees either.
     """
@@ -45,6 +46,7 @@ class BackendSettings(Section):
     trusted: bool = False
     max_concurrency: int = Field(0, ge=0)
     alpha: float | None = Field(None, gt=0, le=0.1)
+    drained: bool = False
     trace_context: bool = False
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
+from policies._admin import AdminKey, AdminSettings
 from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
 from policies._bounds import BoundsSettings
 from policies._key_rules import ClientKey, LimitSettings, StoredKey
@@ -29,6 +30,8 @@ from policies._telemetry import TelemetrySettings
 from policies.errors import SettingsError
 
 __all__ = [
+    "AdminKey",
+    "AdminSettings",
     "AuditSettings",
     "BackendSettings",
     "BoundsSettings",
@@ -181,6 +184,7 @@ class Settings(Section):
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
     bounds: BoundsSettings = BoundsSettings()
+    admin: AdminSettings = AdminSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")
@@ -191,6 +195,9 @@ class Settings(Section):
         for backend in self.backends:
             if backend.model not in self.models:
                 raise ValueError(f"backends.{backend.name}.model: {backend.model!r} is not among models")
+        shared = {key.sha256 for key in self.keys}.intersection(key.sha256 for key in self.admin.keys)
+        if shared:
+            raise ValueError("admin.keys: a client key is no admin key, and two have the same text")
         return self
 
     def backend(self, name: str) -> BackendSettings:

@@ -1,0 +1,102 @@
+"""What was changed of backends since `countersign.yaml` was written: a patch per backend, kept in Redis, laid over it.
+
+Pure. Where both say something of one setting of a backend, the patch says it last; what it does not name is the file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+
+from policies._backend_rules import BackendSettings
+from policies._sections import Section
+from policies.settings import Settings
+
+Source = Literal["settings", "redis", "both"]
+
+DECLARED = ("model", "runtime", "precision", "engine", "speculative")
+"""Settings that make a backend's declaration (`policies.unit.declaration_of`)."""
+SECRET = ("api_key",)
+HIDDEN = "(secret)"
+"""Stands for a secret wherever somebody may read."""
+
+
+class Overlay(Section):
+    """What is laid over one backend.
+
+    Attributes:
+        fields: its settings that differ from the file's, by name; all that are needed where `added`.
+        added: it was made here. Where the file names it, too, its settings lie under these.
+        removed: it is gone, whatever the file says.
+        at: Unix second of the last change. `by`: whose.
+    """
+
+    fields: dict[str, Any] = Field(default_factory=dict)
+    added: bool = False
+    removed: bool = False
+    at: float = 0.0
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Settings as they hold.
+
+    Attributes:
+        sources: by backend, where it is from.
+        left_out: by backend, why what is laid over it cannot be used; the file's own, if there is one, then holds.
+    """
+
+    settings: Settings
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def merged(settings: Settings, overlays: Mapping[str, Overlay]) -> Merged:
+    """The settings of the file with what is laid over its backends. Never raises: what cannot be used is left out."""
+    backends = {backend.name: backend for backend in settings.backends}
+    sources: dict[str, Source] = dict.fromkeys(backends, "settings")
+    left_out: dict[str, str] = {}
+    for name in sorted(overlays):
+        overlay, below = overlays[name], backends.get(name)
+        if overlay.removed:
+            backends.pop(name, None)
+            sources.pop(name, None)
+            continue
+        if below is None and not overlay.added:
+            left_out[name] = "the settings no longer name it"
+            continue
+        try:
+            made = patched(below, name, overlay.fields)
+        except ValueError as error:
+            left_out[name] = str(error)
+            continue
+        if made.model not in settings.models:
+            left_out[name] = f"model: {made.model!r} is not among models"
+            continue
+        backends[name] = made
+        sources[name] = "redis" if below is None else "both"
+    return Merged(settings.model_copy(update={"backends": tuple(backends.values())}), sources, left_out)
+
+
+def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any]) -> BackendSettings:
+    """A backend with some settings of its own over those it has. Raises ValueError, which names the setting."""
+    base = {} if below is None else below.model_dump(exclude_unset=True)
+    try:
+        return BackendSettings.model_validate({**base, **fields, "name": name})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'backend'}: {first['msg']}") from error
+
+
+def shown(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a backend as anybody may see them."""
+    return {name: _shown(name, value) for name, value in fields.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    secret = name in SECRET or isinstance(value, SecretStr)
+    return HIDDEN if secret and value is not None else value
