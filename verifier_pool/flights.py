@@ -1,9 +1,9 @@
-"""What a replay loop has in flight: jobs with their futures, and what became of them."""
+"""One job of a replay loop in flight: its futures, and what became of it (all of them: `verifier_pool.flying`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from typing import Any
@@ -164,35 +164,6 @@ class Flight:
     def why(self) -> str:
         """Type of what went wrong, without its message."""
         return ENGINE_FAILED if self.failure is None else type(self.failure).__name__
-
-
-class Flying:
-    """All flights of a loop, and what they hold together. Read by other threads, written by the loop's alone."""
-
-    def __init__(self) -> None:
-        self._flights: dict[Flight, None] = {}
-        self.tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._flights)
-
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(list(self._flights))
-
-    def __contains__(self, flight: object) -> bool:
-        return flight in self._flights
-
-    def add(self, flight: Flight) -> None:
-        """One more."""
-        self._flights[flight] = None
-        self.tokens += flight.tokens
-
-    def remove(self, flights: Sequence[Flight]) -> None:
-        """These are over."""
-        for flight in flights:
-            if flight in self._flights:
-                del self._flights[flight]
-                self.tokens -= flight.tokens
 
 
 def read_flights(redis: Redis, ids: Sequence[str]) -> tuple[list[Flight], list[str]]:

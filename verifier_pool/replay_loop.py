@@ -11,7 +11,6 @@ loop takes one job at a time and waits between them: not every job's tries are t
 from __future__ import annotations
 
 import logging
-import queue as queues
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +22,8 @@ from policies.errors import ReplayError
 from policies.evidence import Replay
 from policies.settings import ReferenceSettings
 from verifier_pool.caretaker import Caretaker
-from verifier_pool.flights import Fate, Flight, Flying, read_flights
-from verifier_pool.queue import RETRY_SECONDS
+from verifier_pool.flights import Flight, read_flights
+from verifier_pool.flying import BATCH, Flying
 from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.replay_endings import ReplayEndings
 from verifier_pool.replays import queue_of
@@ -33,14 +32,8 @@ from verifier_pool.troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
-BATCH = 64
-"""Jobs taken, or ended, at once: in between, the reference already computes what was taken, and gets more."""
-BATCH_BYTES = 8 * 1024 * 1024
-"""Outcomes stored in one transaction, roughly: Redis serves nobody else while it runs."""
 LAST_WORDS_SECONDS = 20.0
 """How long a loop that was told to stop tries to store what it holds in a Redis that does not answer."""
-SLOWEST = 3
-"""How many times its time-out a replay may take while others get on."""
 
 
 class ReplayLoop(ReplayEndings):
@@ -70,8 +63,6 @@ class ReplayLoop(ReplayEndings):
         self._care = Caretaker(f"{model}:second" if second else model, reference, stages, stop)
         self._limits = limits
         self._flying = Flying()
-        self._landings: queues.SimpleQueue[Flight] = queues.SimpleQueue()
-        self._landed: dict[Flight, None] = {}
         self._hand: list[str] = []
         self._alone = False
         self._troubles = Troubles()
@@ -158,7 +149,7 @@ class ReplayLoop(ReplayEndings):
             flight.patience = max(flight.job.timeout or 0, 0) or flight.patience
             flight.instance = self._care.instance
             self._flying.add(flight)
-            flight.begin(self._submit, self._landings.put)
+            flight.begin(self._submit, self._flying.lands)
         self._send_canary()
         return len(flights) + len(back)
 
@@ -189,38 +180,28 @@ class ReplayLoop(ReplayEndings):
         flight = self._care.canary(flying=bool(self._flying))
         if flight is not None:
             self._flying.add(flight)
-            flight.begin(self._reference.submit, self._landings.put)
+            flight.begin(self._reference.submit, self._flying.lands)
 
     # What lands
 
     def _wait(self) -> None:
         """Until something lands; not for long, because new jobs do not land."""
-        if self._landed:
+        if self._flying.landed:
             return
         if self._flying:
-            self._collect(self.poll)
+            self._flying.collect(self.poll)
         elif self._troubles.wait:
             self._stop.wait(min(0.1, self._troubles.wait))
         elif self._care.wanted:
             time.sleep(self.poll)
 
-    def _collect(self, seconds: float = 0.0) -> None:
-        try:
-            flight = self._landings.get(timeout=seconds) if seconds else self._landings.get_nowait()
-            while True:
-                if flight in self._flying and flight.ended:
-                    self._landed[flight] = None
-                flight = self._landings.get_nowait()
-        except queues.Empty:
-            return
-
     def _land(self) -> int:
         """Store what came of replays that ended, of some at least; returns how many jobs that were."""
-        self._collect()
+        self._flying.collect()
         self._judge_canaries()
         if self._care.unsound:
             self._distrust()
-        batch = self._batch()
+        batch = self._flying.batch(self._care.stamp)
         if not batch:
             return 0
         with self.connection.pipeline() as pipeline:
@@ -231,28 +212,14 @@ class ReplayLoop(ReplayEndings):
         self._over([flight for flight, _ in batch])
         return len(batch)
 
-    def _batch(self) -> list[tuple[Flight, Fate]]:
-        """What landed first, and what becomes of it."""
-        batch: list[tuple[Flight, Fate]] = []
-        size = 0
-        for flight in self._landed:
-            if len(batch) == BATCH or size > BATCH_BYTES:
-                break
-            fate = flight.settle(len(RETRY_SECONDS), self._care.stamp(flight))
-            batch.append((flight, fate))
-            size += len(flight.packed) if fate is Fate.DONE else 0
-        return batch
-
     def _over(self, flights: Sequence[Flight]) -> None:
         self._flying.remove(flights)
-        for flight in flights:
-            self._landed.pop(flight, None)
         self._troubles.note(flights)
 
     # Sick references
 
     def _judge_canaries(self) -> None:
-        for flight in [flight for flight in self._landed if flight.is_canary]:
+        for flight in [flight for flight in self._flying.landed if flight.is_canary]:
             flight.settle(0)
             self._over([flight])
             self._care.judge(flight)
@@ -268,22 +235,15 @@ class ReplayLoop(ReplayEndings):
         for flight in self._flying:
             flight.cancel()
         self._flying.remove(list(self._flying))
-        self._landed.clear()
         self._restart()
 
     def _end_late_ones(self) -> None:
-        """What is over its time falls; where nothing succeeded for so long, the reference hangs and is started again.
-
-        One that gets on with others may be slow, so what waits in it for its turn has more time.
-        """
-        moment, hangs = time.monotonic(), False
-        for flight in self._flying:
-            stuck = moment - max(flight.began, self._troubles.last_success) > flight.patience
-            if flight.ended or not (stuck or moment - flight.began > SLOWEST * flight.patience):
-                continue
+        """What is over its time falls; where nothing succeeded for so long, the reference hangs and starts again."""
+        hangs = False
+        for flight, stuck in self._flying.late(self._troubles.last_success):
             logger.error("%s is over its time", "a canary" if flight.is_canary else f"job {flight.job.id}")
             flight.cancel(TimeoutError())
-            self._landings.put(flight)
+            self._flying.lands(flight)
             hangs = hangs or stuck
         if hangs:
             self._restart()

@@ -9,7 +9,7 @@ import helm_python as helm
 import pytest
 
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
-from verifier_pool import replay_loop
+from verifier_pool import flying
 
 
 def commands(release: Release) -> dict[str, list[str]]:
@@ -63,7 +63,7 @@ def test_who_is_told_to_stop_may_finish(chart: helm.Chart, variant: str, seconds
     for name, pod in Release(chart, given).pods().items():
         replays = "reference" in name or variant == "all-in-one"
         if not name.endswith("-proxy") and container(pod)["command"][:2] == ["countersign", "worker"]:
-            times = replay_loop.SLOWEST if replays else 1
+            times = flying.SLOWEST if replays else 1
             assert pod["terminationGracePeriodSeconds"] == times * job_timeout + 60, name
 
 

@@ -22,7 +22,7 @@ from policies import codec
 from policies.evidence import Evidence
 from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
-from verifier_pool import caretaker, context, fair, jobs, queue, replay_endings, replay_loop, troubles
+from verifier_pool import caretaker, context, fair, jobs, queue, replay_endings, troubles
 from verifier_pool.fair import options
 from verifier_pool.loop import Loop
 from verifier_pool.queue import (
@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is tried again is tried at once."""
-    for module in (replay_loop, replay_endings, fair, queue):
+    for module in (replay_endings, fair, queue):
         monkeypatch.setattr(module, "RETRY_SECONDS", (0, 0, 0))
     monkeypatch.setattr(troubles, "TROUBLE_SECONDS", (0.0,))
     monkeypatch.setattr(caretaker, "RESTART_SECONDS", (0.01,))

@@ -16,15 +16,14 @@ from policies.evidence import Sampling
 from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
-from verifier_pool import context, jobs, replay_endings, replay_loop, troubles
+from verifier_pool import context, jobs, replay_endings, troubles
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
 
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (replay_loop, replay_endings):
-        monkeypatch.setattr(module, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(replay_endings, "RETRY_SECONDS", (0, 0, 0))
     monkeypatch.setattr(troubles, "TROUBLE_SECONDS", (0.01,))
 
 
@@ -241,8 +240,7 @@ def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: s
 
 
 def test_waiting_retries_are_released_when_due(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (replay_loop, replay_endings):
-        monkeypatch.setattr(module, "RETRY_SECONDS", (1, 1, 1))
+    monkeypatch.setattr(replay_endings, "RETRY_SECONDS", (1, 1, 1))
     rules, reference = settings(valkey_url), ToyReference(failing("timeout", 1))
     id = rig.submit(redis, rules, [answer()])
     stop = threading.Event()

@@ -29,12 +29,12 @@ REPLAYS = """
 import os, sys, time
 from pathlib import Path
 from tests.verifier_pool.toy import ToyReference
-from verifier_pool import context, fair, queue, replay_endings, replay_loop, worker
+from verifier_pool import context, fair, queue, replay_endings, worker
 from verifier_pool.loop import Loop
 
 config, marks, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 Loop.patience, Loop.pulse = 2, 0.3
-replay_endings.RETRY_SECONDS = replay_loop.RETRY_SECONDS = fair.RETRY_SECONDS = queue.RETRY_SECONDS = (0, 0, 0)
+replay_endings.RETRY_SECONDS = fair.RETRY_SECONDS = queue.RETRY_SECONDS = (0, 0, 0)
 
 def trouble(requests):
     with marks.open("a") as file:
