@@ -48,6 +48,24 @@ def audit_rate(record: Record, rules: AuditSettings) -> float:
     return 1.0 if record.change else audit.rate(learnt, record.log_suspicion, rules.floor)
 
 
+def brief(record: Record, rules: StandingSettings, audits: AuditSettings) -> dict[str, Any]:
+    """What others need to know of a record at any time, as JSON has words for it: logarithms to base 10, tokens."""
+    covered = record.coverage
+    return {
+        "state": record.state,
+        "audit_rate": audit_rate(record, audits),
+        "since": record.since,
+        "backend": record.backend,
+        "declaration": record.name,
+        "life": record.number,
+        "evidence_log10": _log10(record.log_evidence),
+        "needed_log10": _log10(_folding.needed(record.number, rules.alpha)),
+        "suspicion_log10": _log10(record.log_suspicion),
+        "served": covered.tokens,
+        "decided": covered.decided_tokens,
+    }
+
+
 def summary(record: Record, rules: StandingSettings, audits: AuditSettings) -> dict[str, Any]:
     """Everything there is to show of a record, as JSON has words for it: logarithms to base 10, null for none."""
     covered, accused = record.coverage, record.accused

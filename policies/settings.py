@@ -17,6 +17,7 @@ from policies._admin import AdminKey, AdminSettings
 from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
 from policies._bounds import BoundsSettings
 from policies._key_rules import ClientKey, LimitSettings, StoredKey
+from policies._metrics import MetricsSettings
 from policies._rules import (
     AuditSettings,
     DurabilitySettings,
@@ -40,6 +41,7 @@ __all__ = [
     "DurabilitySettings",
     "HealthSettings",
     "LimitSettings",
+    "MetricsSettings",
     "ModelSettings",
     "ReferenceSettings",
     "RoutingSettings",
@@ -185,6 +187,7 @@ class Settings(Section):
     webhook: WebhookSettings | None = None
     bounds: BoundsSettings = BoundsSettings()
     admin: AdminSettings = AdminSettings()
+    metrics: MetricsSettings = MetricsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from policies import _folding, _states
-from policies._shown import Event, audit_rate, events, summary
+from policies._shown import Event, audit_rate, brief, events, summary
 from policies.record import LONGEST_TRAIL, QUARANTINED, SUSPECT, TRIAL, TRUSTED, Entry, Record, pack, unpack
 from policies.settings import StandingSettings
 from policies.unit import Unit, declaration_name
@@ -43,6 +43,7 @@ __all__ = [
     "Folded",
     "Record",
     "audit_rate",
+    "brief",
     "decided",
     "events",
     "fold",

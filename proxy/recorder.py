@@ -20,7 +20,7 @@ from policies import codec, unit
 from policies.errors import StoreUnavailable
 from policies.evidence import Evidence
 from policies.settings import Settings
-from policies.verification import encode, unverified
+from policies.verification import unverified
 from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
@@ -271,12 +271,11 @@ class Recorder:
     def _decide(self, generation: Generation, reason: str, tokens: int = 0) -> None:
         """Write `unverified` unless somebody decided already; it counts against the coverage of the backend."""
         document = unverified(generation.id, reason, generation.intent(), time.time())
-        at = document["decided"] if self._settings.webhook is not None else None
-        ttl = self._settings.verification.verdict_ttl
+        ttl, webhook = self._settings.verification.verdict_ttl, self._settings.webhook is not None
         told = msgspec.json.encode(unit.of_unverified(document, generation.declaration, tokens))
         self._store_verdict(
             keys=store_verdict_keys(generation.id, generation.backend),
-            args=store_verdict_args(generation.id, generation.backend, encode(document), told, ttl, at),
+            args=store_verdict_args(document, told, ttl, webhook=webhook),
         )
 
     def _lose(self, item: _Finished | _Unchecked) -> None:

@@ -27,9 +27,18 @@ Standing (verifier_pool.standing):
     standings         hash: by `BACKEND:DECLARATION` what others need to know, JSON (`standing_field`)
     units-dropped     hash: by backend, units that were not folded: the list was full, or they could not be read
     second-unchecked  hash: by backend, units whose accusing replay the second reference could not repeat
+
+Counted:
+
+    tally:BACKEND     hash: how many verdicts said what (policies.tally), kept for `REMEMBERED` after the last one
+    canaries          hash: by `MODEL:passed`, `MODEL:failed`, `MODEL:restarts` and `MODEL:unsound`
+                      (`verifier_pool.vouching`), how often
 """
 
 from __future__ import annotations
+
+import hashlib
+import re
 
 from verifier_pool import TAG
 
@@ -46,6 +55,7 @@ UNFOLDED = PREFIX + "unfolded"
 STANDINGS = PREFIX + "standings"
 UNITS_DROPPED = PREFIX + "units-dropped"
 SECOND_UNCHECKED = PREFIX + "second-unchecked"
+CANARIES = PREFIX + "canaries"
 EVENT = "event:"
 """Begins an entry of the outbox that names an event."""
 AUDIT_SECRET = PREFIX + "audit-secret"
@@ -62,6 +72,19 @@ KINDS = ("u", "p")
 """How the names of units and of prompts begin."""
 MOST_UNITS = 100_000
 """Units of one backend that wait for a worker; more are dropped and counted."""
+
+
+def queue_of(model: str, *, second: bool = False) -> str:
+    """Name of the queue of a model's reference, or of its second one; odd characters give way to a hash."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", model)
+    if safe != model:
+        safe += "-" + hashlib.sha256(model.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+    return f"countersign-replay{'2' if second else ''}-{safe}"
+
+
+def tally_key(backend: str) -> str:
+    """Key of what is counted of the backend's verdicts, a hash."""
+    return f"{PREFIX}tally:{backend}"
 
 
 def intent_key(id: str) -> str:
@@ -140,6 +163,6 @@ def seen_key(backend: str, name: str) -> str:
 def standing_field(backend: str, declaration: str) -> str:
     """Field of `STANDINGS` for a backend under the declaration of that name (`policies.unit.declaration_name`).
 
-    Its value is JSON: `state`, `audit_rate`, `since` (Unix seconds), `backend`, `declaration`. A new backend has none.
+    Its value is JSON: `policies.standing.brief` of the record. A new backend has none.
     """
     return f"{backend}:{declaration}"

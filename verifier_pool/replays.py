@@ -4,27 +4,24 @@
     replayed:ID, replayed2:ID              what came of it, written once (SET NX): the first outcome is the outcome
     replaying                              sorted set of replay jobs that are not done, scored by the second at which
                                            they are given up
-    canaries                               hash: by `MODEL:passed`, `MODEL:failed`, `MODEL:restarts` and
-                                           `MODEL:unsound` (`verifier_pool.vouching`), how often
 
 `verifier_pool.packing` says what they look like.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import NamedTuple
 
 from policies.evidence import Evidence, ReplayForm
 from policies.media import asked_with_media
 from verifier_pool.fair import SUFFIXES
+from verifier_pool.queue import CANARIES as CANARIES
 from verifier_pool.queue import PREFIX
+from verifier_pool.queue import queue_of as queue_of
 from verifier_pool.reference.base import ReplayRequest
 
 REPLAY_JOB = "verifier_pool.replays.replay"
 REPLAYING = PREFIX + "replaying"
-CANARIES = PREFIX + "canaries"
 
 FINAL_REASONS = frozenset({"too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay"})
 """Replay failures that trying again cannot cure."""
@@ -41,14 +38,6 @@ def replay(id: str, second: bool = False) -> None:
         RuntimeError: always.
     """
     raise RuntimeError("a replay is run by a replay loop")
-
-
-def queue_of(model: str, *, second: bool = False) -> str:
-    """Name of the queue of a model's reference, or of its second one; odd characters give way to a hash."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", model)
-    if safe != model:
-        safe += "-" + hashlib.sha256(model.encode("utf-8", "backslashreplace")).hexdigest()[:12]
-    return f"countersign-replay{'2' if second else ''}-{safe}"
 
 
 def replay_job(id: str, *, second: bool = False) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from policies import standing
-from policies.settings import AuditSettings, Settings
+from policies import standing, tally
+from policies.settings import Settings
 from policies.standing import Event, Record
+from policies.verification import encode
 from verifier_pool.events import body
 from verifier_pool.queue import (
     EVENT,
@@ -28,6 +29,7 @@ from verifier_pool.queue import (
     intent_key,
     seen_key,
     standing_key,
+    tally_key,
     units_key,
     verdict_key,
     waiting_bytes_key,
@@ -65,11 +67,17 @@ if ARGV[8] ~= '' then
     redis.call('HINCRBY', KEYS[8], ARGV[7], 1)
   end
 end
+for at = 11, #ARGV do
+  if redis.call('HLEN', KEYS[11]) < 1000 or redis.call('HEXISTS', KEYS[11], ARGV[at]) == 1 then
+    redis.call('HINCRBY', KEYS[11], ARGV[at], 1)
+  end
+end
+if #ARGV > 10 then redis.call('EXPIRE', KEYS[11], ARGV[10]) end
 redis.call('PUBLISH', ARGV[5], ARGV[3])
 return 1
 """
-"""Lua: store a verdict once with its unit of evidence, close its id, put it in the outbox and announce it, or do
-nothing but close. Its bytes no longer wait.
+"""Lua: store a verdict once with its unit of evidence, count it, close its id, put it in the outbox and announce it, or
+do nothing but close. Its bytes no longer wait.
 
 KEYS are those of `store_verdict_keys`, ARGV those of `store_verdict_args`. Returns 1 when this call stored it.
 """
@@ -178,21 +186,22 @@ def store_verdict_keys(id: str, backend: str) -> list[str]:
     """KEYS of `STORE_VERDICT`."""
     kept = [verdict_key(id), OPEN, OUTBOX, intent_key(id)]
     waiting, *sizes = waiting_keys(backend)
-    return [*kept, units_key(backend), UNFOLDED, waiting, UNITS_DROPPED, *sizes]
+    return [*kept, units_key(backend), UNFOLDED, waiting, UNITS_DROPPED, *sizes, tally_key(backend)]
 
 
 def store_verdict_args(
-    id: str, backend: str, verification: bytes, unit: bytes | None, ttl: int, webhook_at: float | None
+    verification: Mapping[str, Any], unit: bytes | None, ttl: int, *, webhook: bool
 ) -> list[bytes | str | int]:
     """ARGV of `STORE_VERDICT`.
 
     Args:
         unit: what the response says about its backend (`policies.unit.Unit` as JSON); None where no backend is known.
         ttl: seconds the verdict is kept.
-        webhook_at: the Unix second of the verdict, None without a webhook.
+        webhook: whether it goes to the outbox, too.
     """
-    at = "" if webhook_at is None else f"{webhook_at:.3f}"
-    return [verification, ttl, id, at, VERDICTS, 300, backend, unit or b"", MOST_UNITS]
+    at = f"{verification['decided']:.3f}" if webhook else ""
+    kept = [encode(verification), ttl, verification["id"], at, VERDICTS, 300, verification["backend"]]
+    return [*kept, unit or b"", MOST_UNITS, REMEMBERED, *tally.fields(verification)]
 
 
 def store_standing(
@@ -228,21 +237,10 @@ def store_standing(
     arguments += [len(after), len(remember), len(told)]
     arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl]
     for name, record in after.items():
-        arguments += [name, standing.pack(record), _entry(record, settings.audit)]
+        known = standing.brief(record, settings.standing_of(backend), settings.audit)
+        arguments += [name, standing.pack(record), orjson.dumps(known)]
     for name in remember:
         arguments += [keys.index(seen_key(backend, name)) + 1, name]
     for id, event in told.items():
         arguments += [EVENT + id, body(event.type, now, event.data)]
     return [*keys, *map(event_key, told)], arguments, happened
-
-
-def _entry(record: Record, rules: AuditSettings) -> bytes:
-    return orjson.dumps(
-        {
-            "state": record.state,
-            "audit_rate": standing.audit_rate(record, rules),
-            "since": record.since,
-            "backend": record.backend,
-            "declaration": record.name,
-        }
-    )

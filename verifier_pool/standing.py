@@ -33,6 +33,7 @@ from verifier_pool.queue import (
     seen_key,
     standing_field,
     standing_key,
+    tally_key,
     units_key,
     waiting_key,
 )
@@ -236,6 +237,7 @@ def forget(redis: Redis, backend: str) -> None:
     names = [name for name in cast("list[bytes]", redis.hkeys(STANDINGS)) if name.decode().startswith(f"{backend}:")]
     pipeline = redis.pipeline(transaction=True)
     pipeline.delete(standing_key(backend), units_key(backend), declaration_key(backend), waiting_key(backend))
+    pipeline.delete(tally_key(backend))
     pipeline.delete(*(seen_key(backend, kind) for kind in KINDS))
     pipeline.srem(UNFOLDED, backend)
     if names:

@@ -11,7 +11,7 @@ import orjson
 from redis import Redis
 
 from policies.unit import Unit
-from policies.verification import Verification, encode
+from policies.verification import Verification
 from verifier_pool.queue import (
     AUDIT_SECRET,
     EVENT,
@@ -59,9 +59,8 @@ class Store:
     def settle(self, verification: Mapping[str, Any], unit: Unit | None) -> bool:
         """Store a verdict and its unit, close its id and announce it, all at once. False when another came first."""
         id, backend = verification["id"], verification["backend"]
-        at = verification["decided"] if self._webhook else None
         told = None if unit is None else msgspec.json.encode(unit)
-        args = store_verdict_args(id, backend, encode(verification), told, self._verdict_ttl, at)
+        args = store_verdict_args(verification, told, self._verdict_ttl, webhook=self._webhook)
         return bool(self._script(keys=store_verdict_keys(id, backend), args=args))
 
     def choose(self, id: str, chosen: bool, ttl: int) -> bool:

@@ -59,9 +59,18 @@ def test_what_others_read_of_a_standing(redis: Redis, valkey_url: str) -> None:
     Standings(redis, rules).fold_left(60)
     name = declaration_name(declaration_of(rules.backend("honest")))
     entry = orjson.loads(redis.hget(STANDINGS, f"honest:{name}") or b"")
-    assert entry == {"state": "trial", "audit_rate": 1.0, "since": entry["since"], "backend": "honest"} | {
-        "declaration": name
+    numbers = {"evidence_log10", "needed_log10", "suspicion_log10"}
+    assert {key: value for key, value in entry.items() if key not in numbers} == {
+        "state": "trial",
+        "audit_rate": 1.0,
+        "since": entry["since"],
+        "backend": "honest",
+        "declaration": name,
+        "life": 1,
+        "served": record(redis, rules).coverage.tokens,
+        "decided": record(redis, rules).coverage.decided_tokens,
     }
+    assert entry["evidence_log10"] < entry["needed_log10"]
     assert Standings(redis, rules).backends() == ["honest"]
 
 
