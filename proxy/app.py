@@ -15,6 +15,7 @@ from proxy.api import backends, errors, keys, routes
 from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.services import Drain, Services, check_addresses, load_tokenizers
+from proxy.tracing import TracedEndpoint
 
 
 class _App(FastAPI):
@@ -55,7 +56,12 @@ def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -
         redirect_slashes=False,
         routes=[Route(path, endpoint, methods=["POST"]) for path, endpoint in relayed.items()],
     )
-    app.relayed = {path: ServerErrorMiddleware(endpoint, errors.unexpected) for path, endpoint in relayed.items()}
+    served: dict[str, ASGIApp] = {
+        path: ServerErrorMiddleware(endpoint, errors.unexpected) for path, endpoint in relayed.items()
+    }
+    if settings.telemetry.traces != "none":
+        served = {path: TracedEndpoint(app, relayed[path].name, path) for path, app in served.items()}
+    app.relayed = served
     app.include_router(routes.router)
     app.include_router(backends.router)
     app.include_router(keys.router)

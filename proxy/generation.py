@@ -23,8 +23,8 @@ class Generation:
 
     `recorded` turns false when the intent could not be written; such a response stays unverified. `declaration` is what
     its backend is declared to run (`policies.unit.declaration_of`). `operator` marks the operator's own traffic.
-    `endpoint` is `chat`, `completions`, or the path of another one, which is relayed unverified. Times are Unix
-    seconds.
+    `endpoint` is `chat`, `completions`, or the path of another one, which is relayed unverified. `trace` is where it
+    belongs in a trace (`policies.traceparent`), empty where it is not traced. Times are Unix seconds.
     """
 
     id: str
@@ -38,6 +38,7 @@ class Generation:
     operator: bool = False
     created: float = field(default_factory=time.time)
     recorded: bool = True
+    trace: str = ""
 
     @property
     def verifiable(self) -> bool:
@@ -58,7 +59,8 @@ class Generation:
 
     def intent(self) -> dict[str, Any]:
         """What is written before the request goes up."""
-        return {
+        traced = {"trace": self.trace} if self.trace else {}
+        return traced | {
             "id": self.id,
             "owner": self.owner,
             "backend": self.backend,

@@ -27,6 +27,7 @@ from proxy.store import Store
 from proxy.tap import TokenStrings
 from proxy.uploads import Uploads
 from verifier_pool import connection
+from verifier_pool.telemetry.tracing import Tracing
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 _SAID_ONCE = (b"host", b"origin", b"x-countersign-backend")
@@ -61,6 +62,7 @@ class Services:
     drain: Drain
     holding: Holding
     uploads: Uploads
+    tracing: Tracing | None
 
     @classmethod
     async def start(
@@ -68,6 +70,7 @@ class Services:
     ) -> Services:
         """Make every part and start those that run on their own; needs a running event loop."""
         outage, metrics, backends = Outage(), Metrics(), Backends(settings)
+        tracing = Tracing.open(settings.telemetry, "proxy")
         holding = Holding(settings.bounds.held_bytes)
         store = Store(
             redis_url,
@@ -98,6 +101,7 @@ class Services:
             drain=drain,
             holding=holding,
             uploads=Uploads(holding, metrics),
+            tracing=tracing,
         )
         services.recorder.start()
         await services.store.start()
@@ -117,6 +121,8 @@ class Services:
         await self.store.close()
         await self.transport.close()
         self.metrics.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
 
 def check_addresses(settings: Settings, redis_url: str) -> None:

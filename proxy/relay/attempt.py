@@ -191,7 +191,11 @@ class Attempt:
         request = UpstreamRequest(
             url=backend.base_url + PATHS.get(generation.endpoint, generation.endpoint),
             headers=names.upstream_headers(
-                self._headers, backend.settings.api_key, prepared.upstream_stream, verifiable=generation.verifiable
+                self._headers,
+                backend.settings.api_key,
+                prepared.upstream_stream,
+                verifiable=generation.verifiable,
+                traced=backend.settings.trace_context,
             ),
             body=prepared.body,
         )

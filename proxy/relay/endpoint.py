@@ -41,7 +41,7 @@ class RelayEndpoint:
     with the scope's application state."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        self._endpoint = self.name = endpoint
         self._reading = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

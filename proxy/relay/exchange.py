@@ -19,7 +19,9 @@ from proxy.relay.downlink import Downlink
 from proxy.relay.record import Record
 from proxy.relay.refusal import reason_of
 from proxy.relay.reply import Reply
+from proxy.relay.traced import TracedAttempt
 from proxy.services import Services
+from verifier_pool.telemetry.tracing import here
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +140,8 @@ class Exchange:
         services, clock = self._services, self._clock
         record = Record(services, generation, clock)
         reply = Reply(services, record, clock, self._headers, self.down, retried=self._retried)
-        return Attempt(services, generation, self._body, self._headers, clock, reply)
+        kind = Attempt if services.tracing is None or here() is None else TracedAttempt
+        return kind(services, generation, self._body, self._headers, clock, reply)
 
     def _account(self) -> None:
         generation, metrics, clock = self._attempt.generation, self._services.metrics, self._clock

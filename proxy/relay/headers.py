@@ -19,7 +19,7 @@ REQUEST_ID = b"x-request-id"
 _REQUEST_IDS = (REQUEST_ID, b"request-id")
 
 # A backend is told nothing about a client that it does not need, so going up is by permission only.
-_UP = (b"traceparent", b"tracestate")
+_UP_TRACED = (b"traceparent", b"tracestate")
 _UP_UNVERIFIED = (b"anthropic-version", b"anthropic-beta")
 _NAME = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -87,9 +87,15 @@ def with_request_ids(
 
 
 def upstream_headers(
-    headers: Mapping[bytes, bytes], api_key: SecretStr | None, stream: bool, *, verifiable: bool = True
+    headers: Mapping[bytes, bytes],
+    api_key: SecretStr | None,
+    stream: bool,
+    *,
+    verifiable: bool = True,
+    traced: bool = False,
 ) -> list[tuple[str, str]]:
-    """Headers for a backend: ours, its own key, tracing and the request id; the client's key never."""
+    """Headers for a backend: ours, its own key, and the request id; which trace it belongs to where it may know, and
+    the client's key never."""
     up = [
         ("content-type", "application/json"),
         ("accept", "text/event-stream" if stream else "application/json"),
@@ -99,7 +105,7 @@ def upstream_headers(
     if api_key is not None:
         up.append(("authorization", f"Bearer {api_key.get_secret_value()}"))
     up.extend((name.decode(), value.decode()) for name, value in _request_ids(headers).items())
-    passed = _UP if verifiable else _UP + _UP_UNVERIFIED
+    passed = (() if verifiable else _UP_UNVERIFIED) + (_UP_TRACED if traced else ())
     up.extend((name.decode(), headers[name].decode("latin-1")) for name in passed if name in headers)
     return up
 
