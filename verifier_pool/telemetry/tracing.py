@@ -89,9 +89,9 @@ class Spanned:
             self._span.set_status(Status(StatusCode.ERROR))
             self.set({names.ERROR: why})
 
-    def end(self) -> None:
-        """It is over."""
-        self._span.end()
+    def end(self, at: int | None = None) -> None:
+        """It is over, now or since then (nanoseconds of Unix time)."""
+        self._span.end(at)
 
 
 _here: ContextVar[Spanned | None] = ContextVar("here", default=None)
@@ -170,14 +170,30 @@ class Tracing:
             kind: which of `names.ATTRIBUTES` it is.
             parent: the context that came with the work; without a valid one there is no span.
         """
-        place = traceparent.decode(parent)
-        if place is None or not place.sampled:
+        if not _sampled(parent):
             yield None
             return
-        span = self._tracer.start_span(name or kind, _under(place), role, _checked(kind, attributes or {}))
+        with entered(self.start(kind, parent, attributes, name=name, role=role)) as spanned:
+            yield spanned
+
+    def start(
+        self,
+        kind: str,
+        parent: object,
+        attributes: Attributes | None = None,
+        *,
+        name: str | None = None,
+        role: SpanKind = SpanKind.INTERNAL,
+        at: int | None = None,
+    ) -> Spanned:
+        """As `span`, of which the caller says when it ends. Raises ValueError without a context."""
+        place = traceparent.decode(parent)
+        if place is None:
+            raise ValueError("no context")
+        given = _checked(kind, attributes or {})
+        span = self._tracer.start_span(name or kind, _under(place), role, given, start_time=at)
         assert isinstance(span, Span)
-        with entered(Spanned(self, kind, span)) as here:
-            yield here
+        return Spanned(self, kind, span)
 
     def past(
         self,
@@ -191,16 +207,13 @@ class Tracing:
         failed: str | None = None,
     ) -> None:
         """A span of what is over. Times are nanoseconds of Unix time; `end` is now where it is not given."""
-        place = traceparent.decode(parent)
-        if place is None or not place.sampled:
+        if not _sampled(parent):
             return
         end = time.time_ns() if end is None else end
-        given = _checked(kind, attributes or {})
-        span = self._tracer.start_span(kind, _under(place), role, given, start_time=min(start, end))
-        assert isinstance(span, Span)
+        spanned = self.start(kind, parent, attributes, role=role, at=min(start, end))
         if failed is not None:
-            Spanned(self, kind, span).failed(failed)
-        span.end(end)
+            spanned.failed(failed)
+        spanned.end(end)
 
 
 @contextlib.contextmanager
@@ -237,6 +250,11 @@ def here() -> Spanned | None:
 def ago(seconds: float) -> int:
     """So long ago, in nanoseconds of Unix time."""
     return time.time_ns() - int(seconds * 1e9)
+
+
+def _sampled(context: object) -> bool:
+    place = traceparent.decode(context)
+    return place is not None and place.sampled
 
 
 def _checked(kind: str, attributes: Attributes) -> dict[str, Value]:
