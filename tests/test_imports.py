@@ -15,10 +15,12 @@ REACHED = {
     "fair_scripts",
     "keys",
     "limit_scripts",
+    "overlays",
     "meters",
     "queue",
     "redis_url",
     "scripts",
+    "trail",
 }
 """Modules of `verifier_pool` that the proxy may import: how workers are reached, and nothing that works."""
 

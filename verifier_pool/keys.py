@@ -1,4 +1,4 @@
-"""Client keys in Redis, and what is counted of each: names, records and the scripts that change them.
+"""Client keys in Redis, and what is counted of each: names, records and how they are changed.
 
     keys          hash: by name a key as JSON (policies.settings.StoredKey), with its SHA-256 and never its text
     keys-version  another text after each change of `keys`
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from redis import Redis
 
 from policies.settings import ClientKey, StoredKey, hash_key
+from verifier_pool import trail
 from verifier_pool.limit_scripts import SHOW
 from verifier_pool.queue import PREFIX
 
@@ -31,18 +32,7 @@ VERSION = PREFIX + "keys-version"
 LONGEST = 512
 """Bytes of a key's text beyond which nobody looks further."""
 _PREFIX_BYTES = 5
-
-CHANGE = """
-local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if now ~= ARGV[2] then return 0 end
-if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
-redis.call('SET', KEYS[2], ARGV[4])
-return 1
-"""
-"""Lua: change one key unless somebody else did meanwhile; says whether it was done.
-
-KEYS: `keys`, `keys-version`. ARGV: name, its record as it was and as it shall be ('' is none), a version.
-"""
+_TOLD = ("admin", "operator", "limits", "prefix", "expires", "revoked")
 
 
 def new_text() -> tuple[str, str]:
@@ -82,9 +72,19 @@ def write(key: StoredKey | None) -> str:
     return "" if key is None else key.model_dump_json(exclude_none=True)
 
 
-def change_arguments(name: str, before: str, after: StoredKey | None) -> tuple[list[str], list[str]]:
-    """KEYS and ARGV of `CHANGE`."""
-    return [KEYS, VERSION], [name, before, write(after), secrets.token_hex(8)]
+def change_arguments(
+    name: str, before: str, after: StoredKey | None, entry: str = "", most: int = 1
+) -> tuple[list[str], list[str]]:
+    """KEYS and ARGV of `trail.CHANGE`, with the `entry` of the audit log, which keeps the last `most`."""
+    return trail.change_arguments((KEYS, VERSION), name, before, write(after), entry, most)
+
+
+def told(key: StoredKey | None) -> dict[str, Any] | None:
+    """A key as the audit log shows it."""
+    if key is None:
+        return None
+    found = described(key, key.created)
+    return {name: found[name] for name in _TOLD if found.get(name) is not None}
 
 
 def issue(name: str, created: float, **more: Any) -> tuple[str, StoredKey]:
@@ -123,7 +123,7 @@ class KeyStore:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._change = redis.register_script(CHANGE)
+        self._change = redis.register_script(trail.CHANGE)
         self._show = redis.register_script(SHOW)
 
     def all(self) -> tuple[list[StoredKey], int]:
@@ -136,9 +136,9 @@ class KeyStore:
         found, _ = read([stored] if stored else [])
         return found[0] if found else None, (stored or b"").decode(errors="surrogateescape")
 
-    def change(self, name: str, before: str, after: StoredKey | None) -> bool:
-        """Put a record in the place of what was stored; false when that has changed."""
-        keys, arguments = change_arguments(name, before, after)
+    def change(self, name: str, before: str, after: StoredKey | None, entry: str = "", most: int = 1) -> bool:
+        """Put a record in the place of what was stored; false when that has changed. See `change_arguments`."""
+        keys, arguments = change_arguments(name, before, after, entry, most)
         return bool(self._change(keys=keys, args=arguments))
 
     def use(self, key: ClientKey, every: str) -> Use:

@@ -29,9 +29,10 @@ from pydantic import ValidationError
 
 from policies.errors import CountersignError
 from policies.settings import ClientKey, LimitSettings, Settings, StoredKey
-from verifier_pool.keys import KeyStore, described, issue
+from verifier_pool.keys import KeyStore, described, issue, told
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
+from verifier_pool.trail import entry, terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""
@@ -73,7 +74,8 @@ def _create(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
     except ValidationError:
         expected = "letters, digits and ._@:+- (100 at most), a letter or digit first"
         raise CountersignError(f"{plain(name)}: a name is made of {expected}") from None
-    if name in [each.name for each in settings.keys] or not store.change(name, "", key):
+    taken = name in [each.name for each in settings.keys]
+    if taken or not store.change(name, "", key, *_entry(settings, "key.create", None, key)):
         raise CountersignError(f"{name}: there is a key of that name")
     if arguments.json:
         return [json.dumps({**described(key, now), "key": text})]
@@ -143,7 +145,7 @@ def _uncounted(*counts: tuple[int | None, str]) -> str:
 
 
 def _limit(store: KeyStore, settings: Settings, arguments: argparse.Namespace) -> list[str]:
-    key = _change(store, settings, arguments.name, limits=arguments.limits)
+    key = _change(store, settings, arguments.name, "key.limit", limits=arguments.limits)
     limits = None if key.limits is None else key.limits.model_dump(exclude_none=True)
     return [f"{key.name}: {_limits_text(limits)}"]
 
@@ -152,7 +154,7 @@ def _revoke(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
     key, _ = _stored(store, settings, arguments.name)
     if key.revoked is not None:
         raise CountersignError(f"{key.name}: it was revoked on {_date(key.revoked)}")
-    _change(store, settings, arguments.name, revoked=time.time())
+    _change(store, settings, arguments.name, "key.revoke", revoked=time.time())
     return [f"{key.name}: revoked"]
 
 
@@ -160,16 +162,23 @@ def _forget(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
     key, before = _stored(store, settings, arguments.name)
     if key.usable(time.time()):
         raise CountersignError(f"{key.name}: revoke it first")
-    if not store.change(key.name, before, None):
+    if not store.change(key.name, before, None, *_entry(settings, "key.forget", key, None)):
         raise CountersignError(f"{key.name}: it was changed just now; nothing was done, try again")
     store.forget_counts(key)
     return [f"{key.name}: forgotten"]
 
 
-def _change(store: KeyStore, settings: Settings, name: str, **fields: Any) -> StoredKey:
+def _entry(settings: Settings, action: str, before: StoredKey | None, after: StoredKey | None) -> tuple[str, int]:
+    """The change as the audit log has it, and how much that keeps."""
+    name = next(key.name for key in (after, before) if key is not None)
+    said = entry(terminal_actor(), action, name, before=told(before), after=told(after))
+    return said, settings.admin.audit_entries
+
+
+def _change(store: KeyStore, settings: Settings, name: str, action: str, **fields: Any) -> StoredKey:
     key, before = _stored(store, settings, name)
     changed = key.model_copy(update=fields)
-    if not store.change(name, before, changed):
+    if not store.change(name, before, changed, *_entry(settings, action, key, changed)):
         raise CountersignError(f"{name}: it was changed just now; nothing was done, try again")
     return changed
 

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 
 from policies.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from policies.settings import ClientKey, LimitSettings, StoredKey
+from proxy.api.auth import Client
 from proxy.api.backends import Admin
 from proxy.api.routes import TheServices
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
-from verifier_pool import keys
+from verifier_pool import keys, trail
 from verifier_pool.keys import Use, counted_keys, described, id_of
 from verifier_pool.limit_scripts import SHOW
 
@@ -71,7 +72,7 @@ async def create(request: Request, services: TheServices, admin: Admin) -> dict[
     except ValidationError as error:
         raise InvalidRequest(_first(error), param="name") from error
     taken = key.name in [each.name for each in services.settings.keys]
-    if taken or not await _change(services, key.name, b"", key):
+    if taken or not await _change(services, admin, "key.create", None, b"", key):
         raise Conflict("there is a key of that name", param="name")
     logger.warning("a key was made", extra={"key": key.name, "admin": key.admin, "by": admin.name})
     return {**_shown(key), "key": text}
@@ -94,9 +95,10 @@ async def revoke(name: str, services: TheServices, admin: Admin) -> dict[str, An
         raise Conflict("this key is in the settings, and can only be taken out there")
     if key.revoked is None:
         before = await services.store.key(name)
-        key = key.model_copy(update={"revoked": time.time()})
-        if before is None or not await _change(services, name, before, key):
+        revoked = key.model_copy(update={"revoked": time.time()})
+        if before is None or not await _change(services, admin, "key.revoke", key, before, revoked):
             raise Conflict("the key was changed just now; nothing was done, try again")
+        key = revoked
         logger.warning("a key was revoked", extra={"key": key.name, "by": admin.name})
     return _shown(key)
 
@@ -112,10 +114,14 @@ async def _known(services: Services, name: str) -> ClientKey:
     return found[0]
 
 
-async def _change(services: Services, name: str, before: bytes, after: StoredKey) -> bool:
-    """See `keys.CHANGE`; this proxy then knows."""
-    names, arguments = keys.change_arguments(name, before.decode(), after)
-    done = bool(await services.store.call(services.store.script(keys.CHANGE), names, arguments))
+async def _change(
+    services: Services, admin: Client, action: str, before: StoredKey | None, stored: bytes, after: StoredKey
+) -> bool:
+    """See `trail.CHANGE`; this proxy then knows."""
+    said = trail.entry(f"key:{admin.name}", action, after.name, before=keys.told(before), after=keys.told(after))
+    most = services.settings.admin.audit_entries
+    names, arguments = keys.change_arguments(after.name, stored.decode(), after, said, most)
+    done = bool(await services.store.call(services.store.script(trail.CHANGE), names, arguments))
     try:
         await services.registry.look()
     except StoreUnavailable:

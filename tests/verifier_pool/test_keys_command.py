@@ -17,6 +17,7 @@ import countersign
 from policies.settings import Settings, hash_key, parse_settings
 from tests.support.valkey import Valkey
 from verifier_pool.keys import KEYS, VERSION, KeyStore
+from verifier_pool.trail import TRAIL
 
 Run = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "keys.md"
@@ -77,7 +78,7 @@ def test_a_key_is_told_once_and_kept_as_a_hash(run: Run, store: KeyStore, valkey
     }
     assert out.strip().partition("_")[2] not in stored
     with valkey.client() as client:
-        assert set(cast("list[bytes]", client.keys())) == {KEYS.encode(), VERSION.encode()}
+        assert set(cast("list[bytes]", client.keys())) == {each.encode() for each in (KEYS, VERSION, TRAIL)}
     for arguments in (("list",), ("show", "app"), ("list", "--json"), ("show", "app", "--json")):
         code, shown, _ = run(*arguments)
         assert code == 0
