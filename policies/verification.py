@@ -63,7 +63,12 @@ def unverified(id: str, reason: str, intent: Mapping[str, Any] | None, decided: 
         "model": known.get("model", ""),
         "created": known.get("created", decided),
         "owner": known.get("owner", ""),
-    }
+    } | traced(known)
+
+
+def traced(intent: Mapping[str, Any]) -> dict[str, Any]:
+    """What a verification keeps of where it belongs in a trace."""
+    return {"trace": intent["trace"]} if "trace" in intent else {}
 
 
 def pending(intent: Mapping[str, Any]) -> Verification:
@@ -77,8 +82,8 @@ def pending(intent: Mapping[str, Any]) -> Verification:
 
 
 def public(verification: Mapping[str, Any]) -> Verification:
-    """What a client or a webhook may see: all but the owner."""
-    return {key: value for key, value in verification.items() if key != "owner"}
+    """What a client or a webhook may see: all but the owner, and where it belongs in a trace."""
+    return {key: value for key, value in verification.items() if key not in ("owner", "trace")}
 
 
 def encode(verification: Mapping[str, Any]) -> bytes:

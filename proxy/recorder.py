@@ -35,6 +35,8 @@ from verifier_pool.queue import (
     evidence_key,
 )
 from verifier_pool.scripts import STORE_VERDICT, note_waiting, store_verdict_args, store_verdict_keys
+from verifier_pool.telemetry import names, spans
+from verifier_pool.telemetry.tracing import Attributes, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +52,13 @@ _DURABLE_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """A response that is over; `evidence` turns what the tap saw into values, `size` is what it read (bytes)."""
+    """A response that is over; `evidence` turns what the tap saw into values, `size` is what it read (bytes), `since`
+    when it came here (nanoseconds of Unix time), where it is traced."""
 
     generation: Generation
     evidence: Callable[[], Sequence[Evidence]]
     size: int
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Recorder:
         outage: Outage,
         metrics: Metrics,
         *,
+        tracing: Tracing | None = None,
         max_items: int = 4096,
         max_bytes: int = 512 * 1024 * 1024,
     ) -> None:
@@ -102,6 +107,7 @@ class Recorder:
         self._settings = settings
         self._outage = outage
         self._metrics = metrics
+        self._tracing = tracing
         self._todo: queue.SimpleQueue[_Finished | _Unchecked | None] = queue.SimpleQueue()
         self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
         self._probe = connection.connect(url, timeout=_PROBE + more, connect_timeout=_PROBE, retries=0)
@@ -130,7 +136,7 @@ class Recorder:
             self.unchecked(generation, STORE_UNAVAILABLE)
             return
         if self._room.take(generation.backend, size):
-            self._todo.put(_Finished(generation, evidence, size))
+            self._todo.put(_Finished(generation, evidence, size, time.time_ns() if generation.trace else 0))
         else:
             self.unchecked(generation, BACKLOG)
 
@@ -231,6 +237,7 @@ class Recorder:
                 self._queue(each, pipeline)
             try:
                 pipeline.execute()
+                self._trace(batch, "queued")
                 return
             except OutOfMemoryError:
                 pass
@@ -260,7 +267,20 @@ class Recorder:
         pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
         note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, size)
 
+    def _trace(self, batch: Sequence[_Packed], outcome: str) -> None:
+        for each in batch if self._tracing is not None else ():
+            generation = each.item.generation
+            told: Attributes = {
+                names.ID: generation.id,
+                names.BACKEND: generation.backend,
+                names.SIZE: len(each.data),
+                names.CHOICES: len(each.choices),
+                names.OUTCOME: outcome,
+            }
+            self._tracing.past(names.RECORD, generation.trace, each.item.since, None, told)
+
     def _shed(self, packed: _Packed) -> None:
+        self._trace([packed], BACKLOG)
         generation = packed.item.generation
         self._count(generation, BACKLOG)
         self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
@@ -270,6 +290,7 @@ class Recorder:
 
     def _decide(self, generation: Generation, reason: str, tokens: int = 0) -> None:
         """Write `unverified` unless somebody decided already; it counts against the coverage of the backend."""
+        began = time.time_ns()
         document = unverified(generation.id, reason, generation.intent(), time.time())
         ttl, webhook = self._settings.verification.verdict_ttl, self._settings.webhook is not None
         told = msgspec.json.encode(unit.of_unverified(document, generation.declaration, tokens))
@@ -277,6 +298,8 @@ class Recorder:
             keys=store_verdict_keys(generation.id, generation.backend),
             args=store_verdict_args(document, told, ttl, webhook=webhook),
         )
+        if self._tracing is not None:
+            self._tracing.past(names.VERDICT, generation.trace, began, None, spans.of_verdict(document))
 
     def _lose(self, item: _Finished | _Unchecked) -> None:
         if isinstance(item, _Finished):

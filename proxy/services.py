@@ -95,7 +95,7 @@ class Services:
             transport=AiohttpTransport(settings.timeouts),
             outage=outage,
             store=store,
-            recorder=Recorder(redis_url, settings, outage, metrics),
+            recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),
             metrics=metrics,
             tokenizers=tokenizers,
             drain=drain,

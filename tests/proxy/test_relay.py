@@ -107,13 +107,15 @@ def test_evidence_is_asked_for_and_the_key_stays_here(rig: Rig) -> None:
             "x-request-id": "req-7",
             "proxy-authorization": "Basic x",
             "traceparent": "00-1-2-01",
+            "tracestate": "a=b",
+            "baggage": "c=d",
         }
     )
     got = rig.backend.last
     assert json.loads(got.body)["model"] == "served"
     assert json.loads(got.body)["logprobs"] is True
     assert sorted(got.headers) == sorted(
-        b"host content-type content-length accept accept-encoding user-agent x-request-id traceparent".split()
+        b"host content-type content-length accept accept-encoding user-agent x-request-id".split()
     )
     assert got.headers[b"accept-encoding"] == b"identity"
     assert b"secret" not in got.raw_headers
