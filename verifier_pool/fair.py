@@ -88,7 +88,18 @@ class FairQueue(Queue):
         super().__init__(name, connection=connection, serializer=serializer, **more)
         keys = [f"{self.key}:lane{lane}" for lane in (1, 2, 3, 4)]
         self._lanes = keys
-        self._own = [*keys, *(f"{key}:ends" for key in keys), f"{self.key}:state", f"{self.key}:bell"]
+        self._own = [
+            *keys,
+            *(f"{key}:ends" for key in keys),
+            f"{self.key}:state",
+            f"{self.key}:bell",
+            self.since_key,
+        ]
+
+    @property
+    def since_key(self) -> str:
+        """Key of the sorted set of ids of what waits in a lane, by the Unix second since when."""
+        return f"{self.key}:since"
 
     def take(self, n: int, *, tokens: int | None = None, alone: bool = True, wait: float = 0) -> list[str]:
         """Ids of up to `n` next jobs, which are now in the intermediate list.

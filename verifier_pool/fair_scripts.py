@@ -2,7 +2,8 @@
 
 A queue's own keys, in this order: its four lanes (1-4), sorted sets of job ids by when they start; when each tenant's
 last job of a lane ends (5-8), sorted sets of tenants; its state (9), a hash of `turn`, and by number of the lane
-`clock…`, the start of its last job, and `served…`, the turn of that; its bell (10), a list to wait on.
+`clock…`, the start of its last job, and `served…`, the turn of that; its bell (10), a list to wait on; since when each
+job of a lane waits (11), a sorted set of ids by Redis' Unix second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if cost > 0 then
   redis.call('ZADD', KEYS[4 + lane], start + cost, ARGV[3])
 end
 redis.call('ZADD', KEYS[lane], start, ARGV[1])
+redis.call('ZADD', KEYS[11], redis.call('TIME')[1], ARGV[1])
 if redis.call('LLEN', KEYS[10]) < 64 then redis.call('RPUSH', KEYS[10], '') end
 return 1
 """
@@ -28,7 +30,7 @@ ARGV: job id, number of the lane from 1, tenant, cost; a cost of 0 starts now an
 """
 
 TAKE = """
-local list, middle, bell, state = KEYS[11], KEYS[12], KEYS[10], KEYS[9]
+local list, middle, bell, state = KEYS[12], KEYS[13], KEYS[10], KEYS[9]
 local wanted, prefix, left, alone = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local turn = tonumber(redis.call('HGET', state, 'turn') or 0)
 local taken, seen, dropped, ending = {}, {}, 0, 'taken'
@@ -70,6 +72,7 @@ while #taken < wanted do
   end
   -- A Redis without memory lets a script write once it has written what frees some.
   if lane then redis.call('ZREM', KEYS[lane], id) else redis.call('LPOP', list) end
+  if lane then redis.call('ZREM', KEYS[11], id) end
   if lane and waits then
     turn = turn + 1
     redis.call('HSET', state, 'turn', turn, 'served' .. lane, turn, 'clock' .. lane, start)
@@ -89,24 +92,25 @@ while #taken < wanted do
     if dropped == 1000 then ending = 'again' break end
   end
 end
-if ending == 'empty' then redis.call('DEL', bell, state) end
+if ending == 'empty' then redis.call('DEL', bell, state, KEYS[11]) end
 table.insert(taken, 1, ending)
 return taken
 """
 """Lua: move the next jobs to the intermediate list, and drop what expired, was cancelled or is there twice. A job's
 field `takes` says how often it was taken.
 
-KEYS: the queue's own, then rq's list (11) and its intermediate list (12).
+KEYS: the queue's own, then rq's list (12) and its intermediate list (13).
 ARGV: how many at most, what the key of a job begins with, tokens they may cost together (-1: any), and whether the
 first may cost more (1 or 0). Returns the ids behind how it ended: `taken` all that was wanted, `empty`, `full` when the
 next one costs more than what is left, `again` after a thousand to drop.
 """
 
 REMOVE = """
-local count = redis.call('LREM', KEYS[11], 1, ARGV[1])
+local count = redis.call('LREM', KEYS[12], 1, ARGV[1])
 for lane = 1, 4 do
   if redis.call('ZREM', KEYS[lane], ARGV[1]) == 1 then
     count = count + 1
+    redis.call('ZREM', KEYS[11], ARGV[1])
     if redis.call('EXISTS', KEYS[lane]) == 0 then
       redis.call('DEL', KEYS[4 + lane])
       redis.call('HDEL', KEYS[9], 'clock' .. lane)
@@ -115,7 +119,7 @@ for lane = 1, 4 do
 end
 return count
 """
-"""Lua: take a job off the queue. KEYS: the queue's own, then rq's list (11). ARGV: job id. Returns its places."""
+"""Lua: take a job off the queue. KEYS: the queue's own, then rq's list (12). ARGV: job id. Returns its places."""
 
 EMPTY = """
 local count = 0

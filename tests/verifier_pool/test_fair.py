@@ -74,10 +74,13 @@ def test_the_order_is_the_models(redis: Redis, steps: list[tuple[object, ...]]) 
                             model.ends[at], model.clocks[at] = {}, 0.0
         assert set(queue.get_job_ids()) == model.waiting()
         assert queue.count == len(model.waiting())
+        in_lanes = {id for lane in range(1, 5) for id in redis.zrange(f"{queue.key}:lane{lane}", 0, -1)}
+        assert set(redis.zrange(queue.since_key, 0, -1)) == in_lanes
     rest = queue.take(1000)
     assert rest == model.take(1000, None, True)
     assert len({*taken, *rest}) == len(taken) + len(rest) == number - len(model.gone - {*taken})
-    assert {key for key in redis.keys("*q*") if b":lane" in key or b":state" in key or b":bell" in key} == set()
+    own = (b":lane", b":state", b":bell", b":since")
+    assert {key for key in redis.keys("*q*") if any(part in key for part in own)} == set()
 
 
 @PLAIN
