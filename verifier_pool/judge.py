@@ -19,6 +19,8 @@ from policies.verification import Verification, describe
 from verifier_pool.bad_words import forbidden_ids
 from verifier_pool.reference.base import Reference
 from verifier_pool.replays import FINAL_REASONS, can_replay, request_of
+from verifier_pool.telemetry import names
+from verifier_pool.telemetry.tracing import step
 from verifier_pool.tokenizer import spelling_of
 
 NOTHING = "nothing_to_replay"
@@ -46,16 +48,27 @@ def judge(
     """
     if not choices:
         raise ValueError("a response without choices cannot be judged")
-    verdicts = [
-        _judge_one(choice, replay, model, profile, declaration_expired, before)
-        for choice, replay, before in zip(
-            choices,
-            [None] * len(choices) if replays is None else replays,
-            earlier or [None] * len(choices),
-            strict=True,
-        )
-    ]
-    overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
+    came = [None] * len(choices) if replays is None else replays
+    before = earlier or [None] * len(choices)
+    with step(names.CHECKS, {names.CHOICES: len(choices)}):
+        checks = [
+            cpu_checks(
+                choice,
+                model,
+                replay.prompt_ids if isinstance(replay, Replay) else None,
+                declaration_expired=declaration_expired,
+                earlier=known,
+            )
+            for choice, replay, known in zip(choices, came, before, strict=True)
+        ]
+    with step(names.JUDGE, {names.CHOICES: len(choices)}) as span:
+        verdicts = [
+            _judge_one(choice, found, replay, model, profile, declaration_expired)
+            for choice, found, replay in zip(choices, checks, came, strict=True)
+        ]
+        overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
+        if span is not None:
+            span.set({names.WORD: str(overall.word)})
     return describe(choices, verdicts, overall, time.time())
 
 
@@ -137,14 +150,13 @@ def cpu_checks(
 
 def _judge_one(
     choice: Evidence,
+    checks: list[Check],
     replay: Replay | ReplayError | None,
     model: ModelSettings,
     profile: Profile | None,
     declaration_expired: bool,
-    earlier: Earlier | None,
 ) -> Verdict:
-    rendered = replay.prompt_ids if isinstance(replay, Replay) else None
-    checks = cpu_checks(choice, model, rendered, declaration_expired=declaration_expired, earlier=earlier)
+    """`checks` are those of the CPU."""
     if isinstance(replay, Replay):
         contradicted = declaration_expired or any(selection.fitting_runtime(check.reason) for check in checks)
         checks.append(distance.check(choice, replay, profile))

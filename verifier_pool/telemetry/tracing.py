@@ -247,6 +247,30 @@ def here() -> Spanned | None:
     return _here.get()
 
 
+_workers: Tracing | None = None
+
+
+@contextlib.contextmanager
+def opened(settings: TelemetrySettings, process: str) -> Iterator[None]:
+    """While this lasts a worker's spans go where the settings say; then what is left is exported.
+
+    Raises SettingsError.
+    """
+    global _workers
+    before, _workers = _workers, Tracing.open(settings, process)
+    try:
+        yield
+    finally:
+        ended, _workers = _workers, before
+        if ended is not None:
+            ended.close()
+
+
+def of_worker() -> Tracing | None:
+    """What a worker's spans are made with, one per process; None where nothing is traced."""
+    return _workers
+
+
 def ago(seconds: float) -> int:
     """So long ago, in nanoseconds of Unix time."""
     return time.time_ns() - int(seconds * 1e9)
