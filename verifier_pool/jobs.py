@@ -22,7 +22,7 @@ from policies.checks import VerdictWord
 from policies.errors import EvidenceError, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.unit import Unit, declaration_of, of_response
-from policies.verification import Verification, unverified
+from policies.verification import Verification, traced, unverified
 from verifier_pool import declarations, history
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import for_each_choice, judge
@@ -30,6 +30,8 @@ from verifier_pool.packing import unpack_outcomes
 from verifier_pool.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
 from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of, vouching_key
 from verifier_pool.standing import audit_rate
+from verifier_pool.telemetry import log, names
+from verifier_pool.traced import verifying
 from verifier_pool.units import accusing, confirmed, of_unverified
 from verifier_pool.vouching import Counsel
 
@@ -67,6 +69,16 @@ def verify(id: str) -> str:
     """
     context = current()
     held = _held(context, id)
+    intent = _json(held.intent)
+    where = {name: str(intent.get(name, "")) for name in ("backend", "model")}
+    with log.about(id=id, **where), verifying(intent, id, get_current_job()) as span:
+        word = _advanced(context, id, held)
+        if span is not None:
+            span.set({names.OUTCOME: word})
+        return word
+
+
+def _advanced(context: Context, id: str, held: _Held) -> str:
     if held.verdict is not None:
         if held.replayed is not None or held.replayed_again is not None:
             _forget(context, id)  # a replay ran twice, and its second outcome came after the verdict
@@ -161,12 +173,13 @@ class _Response:
             case Counsel.WAITS:
                 return WAITING
             case Counsel.FORGOTTEN:
-                return verify(self._id)
+                return _advanced(self._context, self._id, _held(self._context, self._id))
         return None
 
     def _settle(self, verification: Verification, unit: Unit) -> str:
         context, choice = self._context, self._choices[0]
         redis = context.store.redis
+        verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
         if context.store.settle(verification, unit):
             if changed:
@@ -239,7 +252,7 @@ def _settle_unverified(context: Context, id: str, reason: str) -> str:
     intent = context.store.intent(id)
     verification = unverified(id, reason, intent, time.time())
     if context.store.settle(verification, of_unverified(verification, intent)):
-        logger.warning("verification %s ends unverified: %s", id, reason)
+        logger.warning("verification %s ends unverified: %s", id, reason, extra={"id": id, "reason": reason})
         _fold(context, verification["backend"])
     _forget(context, id)
     return str(verification["verdict"])
@@ -263,7 +276,7 @@ def _fold(context: Context, backend: str) -> None:
     try:
         context.standings.fold(backend)
     except ValueError as error:
-        logger.error("the standing of backend %s cannot be kept: %s", backend, error)
+        logger.error("the standing of backend %s cannot be kept: %s", backend, type(error).__name__)
 
 
 def _do_not_retry() -> None:

@@ -28,6 +28,7 @@ from verifier_pool.reference.base import Reference, ReplayRequest
 from verifier_pool.replay_endings import ReplayEndings
 from verifier_pool.replays import queue_of
 from verifier_pool.stages import Stages
+from verifier_pool.traced import replayed
 from verifier_pool.troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ReplayLoop(ReplayEndings):
     ) -> None:
         name = queue_of(model, second=second)
         super().__init__(name, stages, stop, on_tick=on_tick)
+        self._model = model
         self._reference = reference
         self._care = Caretaker(f"{model}:second" if second else model, reference, stages, stop)
         self._limits = limits
@@ -209,6 +211,7 @@ class ReplayLoop(ReplayEndings):
                 self._end_alone(flight, fate, pipeline)
             pipeline.hincrby(self.key, "successful_job_count", len(batch))
             pipeline.execute()
+        replayed(batch, self._model, self._reference.name, len(self._flying))
         self._over([flight for flight, _ in batch])
         return len(batch)
 

@@ -17,6 +17,7 @@ from rq.job import Job, JobStatus
 
 from policies.errors import ReplayError
 from policies.settings import VerificationSettings
+from policies.verification import traced
 from verifier_pool.fair import LANES, SUFFIXES, FairQueue, Stage, options
 from verifier_pool.packing import pack_outcomes, pack_requests
 from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
@@ -81,6 +82,7 @@ class Stages:
         stage: Stage = "replay2" if second else "replay"
         kept = options(id, self.settings, stage=stage, **who | {"size": len(packed)}) | {"result_ttl": 0}
         kept["meta"]["backend"] = backend = str((intent or {}).get("backend", ""))
+        kept["meta"] |= traced(intent or {})
         with self.redis.pipeline() as pipeline:
             queue.enqueue(REPLAY_JOB, id, second, pipeline=pipeline, **kept)
             pipeline.set(request_key(id, second=second), packed, ex=ttl)

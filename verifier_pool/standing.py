@@ -121,7 +121,7 @@ class Standings:
             try:
                 total += self.fold(backend, deadline - time.monotonic())
             except ValueError as error:
-                logger.error("the standing of backend %s cannot be kept: %s", backend, error)
+                logger.error("the standing of backend %s cannot be kept: %s", backend, type(error).__name__)
         return total
 
     def override(self, backend: str, action: str, *, by: str, why: str) -> Record:

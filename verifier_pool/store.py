@@ -24,6 +24,7 @@ from verifier_pool.queue import (
     verdict_key,
 )
 from verifier_pool.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.traced import deciding
 
 
 class Store:
@@ -56,12 +57,13 @@ class Store:
         """Whether a verdict is stored."""
         return bool(self.redis.exists(verdict_key(id)))
 
-    def settle(self, verification: Mapping[str, Any], unit: Unit | None) -> bool:
+    def settle(self, verification: Verification, unit: Unit | None) -> bool:
         """Store a verdict and its unit, close its id and announce it, all at once. False when another came first."""
         id, backend = verification["id"], verification["backend"]
         told = None if unit is None else msgspec.json.encode(unit)
         args = store_verdict_args(verification, told, self._verdict_ttl, webhook=self._webhook)
-        return bool(self._script(keys=store_verdict_keys(id, backend), args=args))
+        with deciding(verification):
+            return bool(self._script(keys=store_verdict_keys(id, backend), args=args))
 
     def choose(self, id: str, chosen: bool, ttl: int) -> bool:
         """Keep the secret choice about a response for `ttl` seconds; returns the one that was made first.

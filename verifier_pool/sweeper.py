@@ -87,7 +87,7 @@ def _swept(
             passes = [status for job, status in by_job.items() if not is_replay(job)]
             if JobStatus.FAILED.value in passes:
                 return _settle(store, id, "job_failed", now)
-            logger.warning("verification %s is queued again: its evidence is there, its job is not", id)
+            logger.warning("verification %s is queued again: its evidence is there, its job is not", id, extra={"id": id})
             pipeline = store.redis.pipeline()
             stages.verify(id, pipeline)
             backend = str((store.intent(id) or {}).get("backend", ""))
@@ -105,7 +105,7 @@ def _settle(store: Store, id: str, reason: str, now: float) -> bool:
     intent = store.intent(id)
     verification = unverified(id, reason, intent, now)
     if store.settle(verification, of_unverified(verification, intent)):
-        logger.warning("verification %s ends unverified: %s", id, reason)
+        logger.warning("verification %s ends unverified: %s", id, reason, extra={"id": id, "reason": reason})
     return True
 
 
@@ -122,7 +122,7 @@ def _give_up_replays(stages: Stages, now: float) -> None:
             redis.zadd(REPLAYING, {job: now + RUNNING_SECONDS}, xx=True)
         else:
             reason = FAILED if status == JobStatus.FAILED.value else BACKLOG
-            logger.warning("replay %s is given up: %s", job, reason)
+            logger.warning("replay %s is given up: %s", job, reason, extra={"id": id, "reason": reason})
             stages.give_up(id, reason, second=second)
             if reason == BACKLOG:
                 redis.delete(Job.key_for(job))  # an id without a job is dropped when its turn comes

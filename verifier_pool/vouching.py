@@ -108,7 +108,7 @@ class Vouching:
         if word is _Word.OPEN and time.time() < until:
             return Counsel.WAITS
         if word is _Word.UNSOUND:
-            logger.warning("a replay of %s is forgotten: its reference computed wrong numbers", id)
+            logger.warning("a replay of %s is forgotten: its reference computed wrong numbers", id, extra={"id": id})
             self._forget(id, outcome, UNSOUND, second, f"{model}{':second' if second else ''}:unsound")
         else:
             self._forget(id, outcome, OVERDUE if time.time() >= until else "", second)

@@ -24,6 +24,8 @@ from verifier_pool.context import current
 from verifier_pool.queue import EVENT, WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
 from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
+from verifier_pool.telemetry import names
+from verifier_pool.traced import delivering
 
 __all__ = ["check_settings", "dead_letter", "deliver", "drain_outbox", "next_wait", "verify_signature"]
 
@@ -92,10 +94,16 @@ def deliver(id: str) -> str | Retry:
     redis, off = context.store.redis, disabled_key(settings.url)
     if redis.exists(off):
         _fail("the receiver is switched off")
-    body = _body(context.store, id)
+    verification = None if id.startswith(EVENT) else context.store.verdict(id)
+    body = context.store.event(id) if id.startswith(EVENT) else verification and events.of_verdict(verification)
     if body is None:
         _fail("what was to be sent expired")
-    outcome = _send(settings, id.removeprefix(EVENT), body)
+    with delivering(verification, get_current_job()) as span:
+        outcome = _send(settings, id.removeprefix(EVENT), body)
+        if span is not None:
+            span.set({names.STATUS: outcome.status, names.OUTCOME: "delivered" if outcome.delivered else "failed"})
+            if not outcome.delivered:
+                span.failed(outcome.error or str(outcome.status))
     if outcome.delivered:
         return "delivered"
     if outcome.status == 410:
@@ -103,7 +111,8 @@ def deliver(id: str) -> str | Retry:
         logger.error("the webhook's receiver answered 410 and is switched off; delete the Redis key %s to resume", off)
         _fail("410 Gone")
     attempt = _attempt()
-    logger.warning("delivery of %s, try %d: %s", id, attempt + 1, outcome.status or outcome.error)
+    said = outcome.status or outcome.error
+    logger.warning("delivery of %s, try %d: %s", id, attempt + 1, said, extra={"id": id})
     if attempt >= len(settings.retries):
         _fail(f"every try failed, the last with {outcome.status or outcome.error}")
     wait = next_wait(settings.retries, attempt, outcome.retry_after, random.random())
@@ -129,13 +138,6 @@ def dead_letter(job_id: str, reason: str) -> None:
 def disabled_key(url: str) -> str:
     """Redis key that switches a receiver off; another URL is another receiver."""
     return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-
-
-def _body(store: Store, id: str) -> bytes | None:
-    if id.startswith(EVENT):
-        return store.event(id)
-    verification = store.verdict(id)
-    return None if verification is None else events.of_verdict(verification)
 
 
 def _send(settings: WebhookSettings, id: str, body: bytes) -> delivery.Outcome:
