@@ -27,6 +27,12 @@ def open_exporter(settings: TelemetrySettings) -> SpanExporter:
     return OTLPSpanExporter(endpoint=settings.endpoint, timeout=_SECONDS)
 
 
+def check_traces(settings: TelemetrySettings) -> None:
+    """Raises SettingsError where spans cannot be written to their file."""
+    if settings.traces == "file":
+        open_exporter(settings)
+
+
 class FileExporter(SpanExporter):  # type: ignore[misc]
     """Appends one JSON object per span to a file, which several processes may share, and which may be moved away at any
     time (logrotate): it is opened for each batch.
