@@ -24,6 +24,8 @@ class TelemetrySettings(Section):
             linked to (`link`), or the trace goes on there (`parent`), which is for clients of one's own: whoever
             chooses the trace's id can put any number of requests into one trace.
         log_level: of the product's own loggers. Libraries are heard from warnings up.
+        log_texts: log what libraries and exceptions say as it is, to look into a fault: either may quote prompts,
+            answers and keys. Without it a library's line is its fixed words, an exception its type and place.
     """
 
     traces: Literal["none", "otlp", "file"] = "none"
@@ -33,6 +35,7 @@ class TelemetrySettings(Section):
     service_name: str = Field("countersign", min_length=1, max_length=128)
     client_context: Literal["ignore", "link", "parent"] = "link"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_texts: bool = False
 
     @model_validator(mode="after")
     def _has_file(self) -> TelemetrySettings:

@@ -16,6 +16,7 @@ from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.services import Drain, Services, check_addresses, load_tokenizers
 from proxy.tracing import TracedEndpoint
+from verifier_pool.telemetry.exporters import check_traces
 
 
 class _App(FastAPI):
@@ -37,6 +38,7 @@ def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -
     """The proxy as an ASGI application; its services live as long as its lifespan. Raises SettingsError."""
     check_addresses(settings, redis_url)
     tokenizers = load_tokenizers(settings)
+    check_traces(settings.telemetry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

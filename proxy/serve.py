@@ -21,7 +21,6 @@ from starlette.types import ASGIApp
 
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, embedded_dir, parse_settings, store_url
-from proxy import log
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.embedded import EmbeddedValkey
@@ -29,6 +28,7 @@ from proxy.services import Drain
 from proxy.uptake import watched
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
+from verifier_pool.telemetry import log
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.host is not None or arguments.port is not None:
         given = {"host": arguments.host, "port": arguments.port}
         settings = settings.model_copy(update={key: value for key, value in given.items() if value is not None})
-    log.configure()
+    log.configure(settings.telemetry.log_level, texts=settings.telemetry.log_texts)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(_bind(settings))
         url = store_url(settings, os.environ)

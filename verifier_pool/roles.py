@@ -19,6 +19,11 @@ class Roles:
     which: str | None = None
 
     @property
+    def name(self) -> str:
+        """What such a process is called."""
+        return "worker" if self.verify and self.replay else "verify" if self.verify else "replay"
+
+    @property
     def choosy(self) -> bool:
         """Whether replays are asked for in so many words, so that having none to make is a mistake."""
         return self.replay and not (self.verify and self.model is None and self.which is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from types import TracebackType
 from typing import Any
@@ -28,19 +27,6 @@ def place_of(kind: type[BaseException], trace: TracebackType | None) -> str:
     """Type of an exception and where it came from, without its message: an engine's may quote the prompt."""
     frames = traceback.extract_tb(trace)
     return "\n".join([kind.__name__, *(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)])
-
-
-def _without_text(record: logging.LogRecord) -> bool:
-    """rq logs whole tracebacks, messages and what led to them included; here they shrink to types and places."""
-    if record.exc_info and record.exc_info[0] is not None:
-        kind, _, trace = record.exc_info
-        record.msg, record.args = f"{record.getMessage()}: {place_of(kind, trace)}", ()
-        record.exc_info = record.exc_text = None
-    return True
-
-
-for _name in ("rq.worker", "rq.job", "rq.queue", "rq.registry"):
-    logging.getLogger(_name).addFilter(_without_text)
 
 
 def _sound(name: str, value: object) -> bool:

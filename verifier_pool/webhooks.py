@@ -19,6 +19,7 @@ from rq.serializers import JSONSerializer
 
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, WebhookSettings
+from policies.verification import Verification
 from verifier_pool import delivery, events
 from verifier_pool.context import current
 from verifier_pool.queue import EVENT, WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
@@ -95,7 +96,7 @@ def deliver(id: str) -> str | Retry:
     if redis.exists(off):
         _fail("the receiver is switched off")
     verification = None if id.startswith(EVENT) else context.store.verdict(id)
-    body = context.store.event(id) if id.startswith(EVENT) else verification and events.of_verdict(verification)
+    body = _body(context.store, id, verification)
     if body is None:
         _fail("what was to be sent expired")
     with delivering(verification, get_current_job()) as span:
@@ -138,6 +139,12 @@ def dead_letter(job_id: str, reason: str) -> None:
 def disabled_key(url: str) -> str:
     """Redis key that switches a receiver off; another URL is another receiver."""
     return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def _body(store: Store, id: str, verification: Verification | None) -> bytes | None:
+    if id.startswith(EVENT):
+        return store.event(id)
+    return None if verification is None else events.of_verdict(verification)
 
 
 def _send(settings: WebhookSettings, id: str, body: bytes) -> delivery.Outcome:

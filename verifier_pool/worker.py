@@ -30,6 +30,8 @@ from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep_in_turn
 from verifier_pool.takeover import take_over
+from verifier_pool.telemetry import log
+from verifier_pool.telemetry.tracing import opened
 from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
@@ -50,10 +52,8 @@ class Served:
 def main(argv: Sequence[str]) -> int:
     """Run a worker; returns its exit code. Raises SettingsError, and StoreUnavailable with `--burst`."""
     arguments, roles = _read(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("rq.worker", "rq.job", "httpx"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     settings = read_settings(arguments.config)
+    log.configure(settings.telemetry.log_level, texts=settings.telemetry.log_texts)
     connect(settings).close()  # a wrong URL is said now, not after a reference took minutes to load
     stop = threading.Event()
     if arguments.parent is not None:
@@ -91,7 +91,7 @@ def run(
         StoreUnavailable: with `burst`, Redis does not answer.
     """
     verifying = _verifying(settings, stop) if roles.verify else None
-    with _references(settings, roles) as served:
+    with opened(settings.telemetry, roles.name), _references(settings, roles) as served:
         stop_on_signals(stop)
         replaying = [partial(_replaying, settings, stop, each) for each in served]
 
@@ -249,7 +249,8 @@ def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = Fal
             logger.info("ready: delivering webhooks")
             loop.serve(burst=burst)
 
-    through_outages(work, stop, burst=burst)
+    with opened(settings.telemetry, "webhooks"):
+        through_outages(work, stop, burst=burst)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ import pytest
 
 from policies.errors import AuthenticationFailed
 from policies.settings import ClientKey, hash_key
-from proxy import log
 from proxy.api.auth import Keys, is_loopback
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close
+from verifier_pool.telemetry import log
 
 KEYS = [{"name": "ann", "sha256": hash_key("sk-ann")}]
 

@@ -308,10 +308,3 @@ def test_a_second_signal_does_not_wait(redis: Redis, valkey_url: str, tmp_path: 
         process.kill()
 
 
-def test_what_rq_logs_of_an_exception_is_its_type_and_place(caplog: pytest.LogCaptureFixture) -> None:
-    try:
-        raise ZeroDivisionError("SECRET")
-    except ZeroDivisionError:
-        logging.getLogger("rq.worker").exception("failed to persist failure of job %s", "x")
-    assert "SECRET" not in caplog.text
-    assert "failed to persist failure of job x: ZeroDivisionError" in caplog.text

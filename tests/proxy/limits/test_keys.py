@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from policies.settings import hash_key
-from proxy import log
 from tests.proxy.conftest import CHAT, Rig
 from tests.proxy.limits.conftest import Door, serving
 from tests.support import wire
@@ -23,6 +22,7 @@ from tests.support.fake_backend import Close, FakeBackend, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from verifier_pool.keys import KEYS, KeyStore
+from verifier_pool.telemetry import log
 
 REFUSED = {
     "message": "no valid API key came with the request",
