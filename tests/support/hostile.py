@@ -151,12 +151,14 @@ class Hostile:
     Attributes:
         finish: what follows them, for bodies that are to be read to their end.
         sent: bytes that were taken in the end.
+        ever: the same of everybody who asked so far.
     """
 
     parts: Iterable[bytes] = ()
     most: int = 1_000_000_000
     finish: bytes = b""
     sent: int = 0
+    ever: int = 0
 
     def __enter__(self) -> Hostile:
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -192,6 +194,7 @@ class Hostile:
         for part in self.parts:
             client.sendall(part)
             self.sent += len(part)
+            self.ever += len(part)
             if self.sent > self.most:
                 client.sendall(self.finish)
                 return
