@@ -57,13 +57,17 @@ def describe(
 def unverified(id: str, reason: str, intent: Mapping[str, Any] | None, decided: float) -> Verification:
     """Nothing was checked, and why. Without an intent nobody owns it, so nobody can read it."""
     known = intent or {}
-    return _frame(id, str(VerdictWord.UNVERIFIED), decided) | {
-        "reasons": [reason],
-        "backend": known.get("backend", ""),
-        "model": known.get("model", ""),
-        "created": known.get("created", decided),
-        "owner": known.get("owner", ""),
-    } | traced(known)
+    return (
+        _frame(id, str(VerdictWord.UNVERIFIED), decided)
+        | {
+            "reasons": [reason],
+            "backend": known.get("backend", ""),
+            "model": known.get("model", ""),
+            "created": known.get("created", decided),
+            "owner": known.get("owner", ""),
+        }
+        | traced(known)
+    )
 
 
 def traced(intent: Mapping[str, Any]) -> dict[str, Any]:

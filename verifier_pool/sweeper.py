@@ -87,7 +87,9 @@ def _swept(
             passes = [status for job, status in by_job.items() if not is_replay(job)]
             if JobStatus.FAILED.value in passes:
                 return _settle(store, id, "job_failed", now)
-            logger.warning("verification %s is queued again: its evidence is there, its job is not", id, extra={"id": id})
+            logger.warning(
+                "verification %s is queued again: its evidence is there, its job is not", id, extra={"id": id}
+            )
             pipeline = store.redis.pipeline()
             stages.verify(id, pipeline)
             backend = str((store.intent(id) or {}).get("backend", ""))

@@ -134,7 +134,9 @@ def _read(path: str) -> TokenizerSpelling | None:
     try:
         return TokenizerSpelling.load(path)
     except (OSError, ValueError) as error:
-        logger.warning("texts cannot be held against ids: the tokenizer %s cannot be read (%s)", path, type(error).__name__)
+        logger.warning(
+            "texts cannot be held against ids: the tokenizer %s cannot be read (%s)", path, type(error).__name__
+        )
         return None
 
 

@@ -22,9 +22,15 @@ Around = AbstractContextManager[Spanned | None]
 
 def verifying(intent: dict[str, Any], id: str, job: Job | None) -> Around:
     """Around one pass over a response; what came before it was waiting for it."""
-    about: dict[str, str | None] = {names.ID: id, names.STAGE: None if job is None else str(job.meta.get("stage", "verify"))}
+    about: dict[str, str | None] = {
+        names.ID: id,
+        names.STAGE: None if job is None else str(job.meta.get("stage", "verify")),
+    }
     _waited(intent.get("trace"), job, about)
-    known: dict[str, str | None] = {names.BACKEND: str(intent.get("backend", "")), names.MODEL: str(intent.get("model", ""))}
+    known: dict[str, str | None] = {
+        names.BACKEND: str(intent.get("backend", "")),
+        names.MODEL: str(intent.get("model", "")),
+    }
     return _around(names.VERIFY, intent.get("trace"), about | known, role=SpanKind.CONSUMER)
 
 
