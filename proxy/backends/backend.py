@@ -50,7 +50,7 @@ class Backend:
         up: what background probes say; true as long as there are none.
         failure, complaint: the last failure of a request, and of a probe.
         changed: called whenever its rank may be another one.
-        freed: called when a request is over.
+        freed: called when a place is free again.
     """
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Backend:
         return min((at for at in times if at > now), default=float("inf"))
 
     def enter(self) -> Entry:
-        """A request takes its place here; `leave` gives it back."""
+        """A request takes its place here; `leave` gives it back, and `over` says that it has no more to say."""
         self.outstanding += 1
         before = self.breaker.state
         entry = self.breaker.enter(self._clock())
@@ -148,13 +148,16 @@ class Backend:
             self.changed()
         return entry
 
-    def leave(self, entry: Entry) -> None:
-        """A request is over."""
+    def leave(self) -> None:
+        """The backend is busy with one request less."""
         self.outstanding -= 1
+        self.freed(self)
+
+    def over(self, entry: Entry) -> None:
+        """A request is over, and what it had to say of the backend was said."""
         self.breaker.left(entry, self._clock())
         if entry.probe:
             self.changed()
-        self.freed(self)
 
     def began(self, entry: Entry) -> None:
         """An answer began."""

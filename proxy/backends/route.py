@@ -63,6 +63,11 @@ class Route:
         """Whether there is one left that could take the request now."""
         return self.hint is None and self._group.has_others(self._tried)
 
+    @property
+    def open(self) -> bool:
+        """Whether there is one left that could take it, now or once it has a place."""
+        return self.another or self._crowded()
+
     def accepts(self, backend: Backend) -> bool:
         """Whether the request may be sent there now."""
         return not backend.full and self._allows(backend)

@@ -16,17 +16,17 @@ _DEFAULT_REST = 1.0
 
 
 class Turn:
-    """A request's place at a backend, from its making until `with` ends.
+    """A request's place at a backend, from its making until `free`, `close` or the end of `with`, whichever is first.
 
-    What was not said until then, such as of a client that left, says nothing of the backend.
+    What was not said by the end, such as of a client that left, says nothing of the backend.
     """
 
-    __slots__ = ("_entry", "_settled", "backend")
+    __slots__ = ("_closed", "_entry", "_free", "_settled", "backend")
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._entry = backend.enter()
-        self._settled = False
+        self._settled = self._free = self._closed = False
 
     def __enter__(self) -> Turn:
         return self
@@ -34,9 +34,18 @@ class Turn:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def free(self) -> None:
+        """Give the place back: the backend has sent its last byte, whoever may have to wait for it still."""
+        if not self._free:
+            self._free = True
+            self.backend.leave()
+
     def close(self) -> None:
-        """Give the place back."""
-        self.backend.leave(self._entry)
+        """The request is over."""
+        self.free()
+        if not self._closed:
+            self._closed = True
+            self.backend.over(self._entry)
 
     def answered(self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """A status came that is no answer: 500 and more are failures; a 4xx says nothing, except that after a 429, as

@@ -33,6 +33,8 @@ class Answer:
     """An answer to one client. `retried` is the id of the rejected answer that this one takes the place of.
 
     Attributes:
+        over: called once the backend has nothing more to say, whatever the client still waits for or takes its time
+            with. What it said is known by then, as follows; where `Reply.relay` raises, it is not called.
         refused: the status of an error that came instead of an answer.
         broken, timed_out: the answer broke off, or an error took its place; it was because the backend fell silent.
     """
@@ -51,6 +53,7 @@ class Answer:
         self.down = down
         self.services = services
         self.generation = record.generation
+        self.over: Callable[[], None] = nothing
         self.refused: int | None = None
         self.broken = self.timed_out = False
         self.decoder: Decoder = Identity()
@@ -142,6 +145,10 @@ class Answer:
         if why is not None:
             ours += [(names.VERDICT, b"unverified"), (names.REASON, why.encode())]
         return names.with_request_ids(headers, self._headers, self.generation.id) + ours
+
+
+def nothing() -> None:
+    """For whom it does not concern."""
 
 
 def _pieces(decoder: Decoder, data: bytes, tap: Tap) -> Iterator[bytes]:

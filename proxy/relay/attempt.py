@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
-from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
+from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout
 from policies.settings import BackendSettings
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
@@ -14,6 +15,7 @@ from proxy.backends.turn import Turn
 from proxy.begun import Begun
 from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 from proxy.relay import headers as names
+from proxy.relay.answer import nothing
 from proxy.relay.body import LARGE, Body
 from proxy.relay.clock import Clock
 from proxy.relay.refusal import Declined
@@ -127,17 +129,16 @@ class Attempt:
         try:
             turn.answered(response.status, response.headers)
             # A client that was told to wait has the id of this attempt.
+            response.when_whole(turn.free)
+            self.reply.over = partial(self._settle, turn)
             await self.reply.relay(response, prepared, last=last or self.reply.down.pinged)
-            self._settle(turn)
-        except VerificationFailed:
-            turn.finished()
-            raise
         finally:
             self._clock.when_began = None
+            self.reply.over = nothing
             response.close()
 
     def _settle(self, turn: Turn) -> None:
-        """The answer went to the client: what that says of the backend."""
+        """The backend has nothing more to say, and the client may take its time: what that says of the backend."""
         if self.reply.refused is not None:
             turn.answered(self.reply.refused)
         elif self.reply.timed_out:
@@ -146,6 +147,7 @@ class Attempt:
             turn.failed("broken")
         else:
             turn.finished()
+        turn.close()
 
     def _blame(self, turn: Turn, error: UpstreamFailed | UpstreamTimeout) -> None:
         """There was no answer: what that says of the backend."""

@@ -134,7 +134,7 @@ class Exchange:
             owner=self._attempt.generation.owner,
             without=asked,
         )
-        return route if route.another else None
+        return route if route.open else None
 
     def _begin(self, generation: Generation) -> Attempt:
         services, clock = self._services, self._clock

@@ -39,8 +39,9 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
     if not down.status and _unsent(tap):
         await _refuse(answer, response, tap, error, last=last)
         return
+    _over(answer, tap, error)
     await down.start(response.status, answer.our_headers(headers))
-    await _end(answer, tap, rest, broken=error is not None)
+    await _end(answer, response, tap, rest, whole=error is None)
     if tap.done and error is None:
         await finish(response, _FINISH_SECONDS)
 
@@ -54,9 +55,10 @@ async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content
     if not answer.down.status and (tap.refusal is not None or tap.fault is not None):
         await _refuse(answer, response, tap, None, last=last)
         return
+    _over(answer, tap, None)
     headers = [item for item in answer.their_headers(response) if item[0] != b"content-type"]
     await answer.down.start(response.status, answer.our_headers([*headers, (b"content-type", content_type.encode())]))
-    await _end(answer, tap, body, broken=False)
+    await _end(answer, response, tap, body, whole=True)
 
 
 async def _last_byte(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
@@ -76,6 +78,7 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
     if not last and retryable(status):
         raise Declined(f"the backend's stream began with an error {status}", status)
     answer.refused = status
+    answer.over()
     answer.blame(status)
     refusal = answer.record.secret.mask(tap.refusal, error=True)
     answer.record.show(refusal)
@@ -84,18 +87,25 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
     await deliver(answer, status, [*headers, (b"content-type", b"application/json")], refusal)
 
 
-async def _end(answer: Answer, tap: Tap, rest: bytes, *, broken: bool) -> None:
+def _over(answer: Answer, tap: Tap, error: ApiError | None) -> None:
+    """Nothing more is read of an answer."""
+    answer.broken = error is not None or tap.failed or tap.cut or tap.erred or tap.fault is not None
+    answer.over()
+
+
+async def _end(answer: Answer, response: UpstreamResponse, tap: Tap, rest: bytes, *, whole: bool) -> None:
     """What is left of a stream; the inline verdict goes before the terminal frame."""
-    answer.broken = broken or tap.failed or tap.cut or tap.erred or tap.fault is not None
     answer.record.show(rest + tap.done)
     answer.record.evidence()
     if tap.cut:
         # An end without the last chunk is an error to every client.
         await answer.down.write(rest)
         return
-    if answer.generation.mode == "inline" and answer.generation.verifiable and not broken and not tap.failed:
+    if answer.generation.mode == "inline" and answer.generation.verifiable and whole and not tap.failed:
         if rest:
             await answer.down.write(rest)
+        # The backend's connection does not wait with the client.
+        await finish(response, _FINISH_SECONDS)
         rest = inline.comment(public(await answer.verdict()))
     await answer.down.write(rest + tap.done, last=True)
 

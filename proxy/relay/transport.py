@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +48,9 @@ class UpstreamResponse(Protocol):
     async def read(self) -> bytes:
         """Whatever has arrived, at least one byte; `b""` at the end. Raises UpstreamFailed when it broke off."""
 
+    def when_whole(self, then: Callable[[], None]) -> None:
+        """Call it once the last byte has arrived, read or not; maybe at once, and never where it breaks off."""
+
     def close(self) -> None:
         """Done with it; a connection whose answer was not read to its end is closed."""
 
@@ -78,6 +81,10 @@ class AiohttpResponse:
             return await self._response.content.readany()
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             raise UpstreamFailed("the backend broke off its answer") from error
+
+    def when_whole(self, then: Callable[[], None]) -> None:
+        """See UpstreamResponse."""
+        self._response.content.on_eof(then)
 
     def close(self) -> None:
         """See UpstreamResponse. aiohttp returns the connection to its pool by itself at the end of a body."""

@@ -24,6 +24,7 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     answer.record.evidence()
     if failure is not None:
         raise failure
+    answer.over()
     headers = answer.their_headers(response)
     if answer.generation.mode == "inline" and answer.generation.verifiable:
         verification = await answer.verdict()
@@ -43,6 +44,7 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     answer.record.evidence()
     if failure is not None:
         raise failure
+    answer.over()
     await deliver(answer, response.status, answer.their_headers(response), body)
 
 

@@ -61,4 +61,5 @@ class Fleet:
         for _ in range(times):
             entry = backend.enter()
             backend.failed(entry, kind)
-            backend.leave(entry)
+            backend.leave()
+            backend.over(entry)

@@ -182,7 +182,8 @@ async def test_a_backend_that_is_out_moves_only_its_own_prompts() -> None:
         backend.changed()
         fleet.clock.now += 1000
         backend.finished(entry := backend.enter())
-        backend.leave(entry)
+        backend.leave()
+        backend.over(entry)
         assert [await fleet.first(fields=fields) for fields in prompts] == before
 
 
