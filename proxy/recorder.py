@@ -268,7 +268,9 @@ class Recorder:
         note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, size)
 
     def _trace(self, batch: Sequence[_Packed], outcome: str) -> None:
-        for each in batch if self._tracing is not None else ():
+        if self._tracing is None:
+            return
+        for each in batch:
             generation = each.item.generation
             told: Attributes = {
                 names.ID: generation.id,

@@ -18,6 +18,8 @@ from proxy.relay.slices import Turn, slices
 from proxy.relay.transport import UpstreamResponse
 from proxy.services import Services
 from proxy.tap.types import Tap
+from verifier_pool.telemetry import names as span_names
+from verifier_pool.telemetry.tracing import step
 
 _WEIGHED = 1024 * 1024
 """Bytes read after which it is looked at again how much of them is held."""
@@ -119,7 +121,11 @@ class Answer:
         wait = self.services.store.wait(self.generation.id, self.services.settings.verification.inline_wait)
         before = self._clock.waited
         try:
-            return await self._clock.waiting(wait) or pending(intent)
+            with step(span_names.INLINE) as span:
+                found = await self._clock.waiting(wait) or pending(intent)
+                if span is not None:
+                    span.set({span_names.WORD: str(found["verdict"] or found["status"])})
+                return found
         except StoreUnavailable:
             return unverified(self.generation.id, STORE_UNAVAILABLE, intent, time.time())
         finally:

@@ -14,6 +14,6 @@ def of_verdict(verification: Verification) -> Attributes:
         names.BACKEND: verification["backend"] or None,
         names.MODEL: verification["model"] or None,
         names.WORD: str(verification["verdict"]),
-        names.REASONS: [str(reason) for reason in verification["reasons"]],
+        names.REASONS: [str(reason).partition(":")[0] for reason in verification["reasons"]],
         names.AUDITED: bool(verification.get("audited")),
     }
