@@ -164,6 +164,11 @@ class Backlog:
             self._held[backend] += size
         return fits
 
+    def renew(self, settings: Settings) -> None:
+        """Take over other limits and backends."""
+        self._rules = settings.verification
+        self._names = {backend.name for backend in settings.backends}
+
     def refresh(self) -> None:
         """Look again where nobody asked for a while, for who reads the metrics: autoscalers go by what waits, also when
         nothing comes any more."""

@@ -55,6 +55,7 @@ class Backend:
 
     __slots__ = (
         "_clock",
+        "_heir",
         "_lost",
         "_probes_in_a_row",
         "_rules",
@@ -91,6 +92,7 @@ class Backend:
         self.changed: Callable[[], None] = _nothing
         self.freed: Callable[[Backend], None] = _nobody
         self._standing = standing
+        self._heir: Backend | None = None
         self._rules = breaker
         self._clock = clock
         self._probes_in_a_row = 0
@@ -119,13 +121,18 @@ class Backend:
         return 0 < self.settings.max_concurrency <= self.outstanding
 
     @property
+    def closed(self) -> bool:
+        """Whether clients' requests go elsewhere by somebody's decision: it is quarantined, or drained."""
+        return self.settings.drained or self.quarantined
+
+    @property
     def quarantined(self) -> bool:
         """Whether clients' requests must not reach it."""
         return self._standing.state == "quarantined"
 
     def rank(self, now: float) -> int | None:
         """How soon it is asked, lowest first; None when it is not."""
-        if self.quarantined:
+        if self.closed:
             return None
         if not self.breaker.admits(now):
             return FAILING if self.breaker.reached else None
@@ -140,7 +147,7 @@ class Backend:
 
     def enter(self) -> Entry:
         """A request takes its place here; `leave` gives it back, and `over` says that it has no more to say."""
-        self.outstanding += 1
+        self._count(1)
         before = self.breaker.state
         entry = self.breaker.enter(self._clock())
         self._tell(before)
@@ -150,14 +157,37 @@ class Backend:
 
     def leave(self) -> None:
         """The backend is busy with one request less."""
-        self.outstanding -= 1
-        self.freed(self)
+        self._count(-1)
 
     def over(self, entry: Entry) -> None:
         """A request is over, and what it had to say of the backend was said."""
         self.breaker.left(entry, self._clock())
         if entry.probe:
             self.changed()
+
+    def _count(self, requests: int) -> None:
+        """So many more are under way here: at this one, and at those that took its place meanwhile."""
+        backend: Backend | None = self
+        while backend is not None:
+            backend.outstanding += requests
+            if requests < 0:
+                backend.freed(backend)
+            backend = backend._heir
+
+    def follow(self, old: Backend) -> None:
+        """Take the place of a backend of the same name: what is under way there counts here, too, and where the address
+        is the same so does what is known of its health. Requests that go on there go on by its settings."""
+        self.outstanding = old.outstanding
+        old._heir = self
+        old.changed, old.freed = _nothing, _nobody
+        if self.base_url == old.base_url:
+            self.breaker, self.up, self.resting_until = old.breaker, old.up, old.resting_until
+            self.failure, self.complaint, self._lost = old.failure, old.complaint, old._lost
+            self._probes_in_a_row = old._probes_in_a_row
+
+    def obey(self, breaker: BreakerSettings) -> None:
+        """Other rules hold for its breaker."""
+        self._rules = self.breaker.rules = breaker
 
     def began(self, entry: Entry) -> None:
         """An answer began."""

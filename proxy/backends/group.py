@@ -65,19 +65,29 @@ class Group:
         chance: random.Random,
     ) -> None:
         self.model = model
-        self.members = members
-        self.rules = rules
         self.clock = clock
         self.waiting: deque[tuple[Waiting, asyncio.Future[Turn]]] = deque()
-        self._suspect_share = suspect_share
         self._chance = chance
-        self._points = points_of([backend.name for backend in members])
         self._tiers: list[tuple[int, _Row, _Row]] = []
-        self._until = -math.inf
         self._turn = 0
+        self.renew(members, rules, suspect_share=suspect_share)
+
+    def renew(self, members: Sequence[Backend], rules: RoutingSettings, *, suspect_share: float) -> None:
+        """Route among other backends, or by other rules. Whoever waits, waits on; where nobody is left it is over."""
+        self.members = members
+        self.rules = rules
+        self._suspect_share = suspect_share
+        self._points = points_of([backend.name for backend in members])
+        self._until = -math.inf
         for backend in members:
             backend.changed = self._changed
             backend.freed = self._freed
+        if members:
+            self.serve_waiting()
+            return
+        for _, place in self.waiting:
+            if not place.done():
+                place.set_exception(self.refusal())
 
     def pick(self, key: int | None, tried: Collection[Backend]) -> Backend | None:
         """The backend that takes a request now, None when none can.
@@ -156,7 +166,7 @@ class Group:
         times = [
             backend.breaker.until - now
             for backend in self.members
-            if not backend.quarantined and backend.breaker.state == "open"
+            if not backend.closed and backend.breaker.state == "open"
         ]
         return BackendUnavailable(_NONE_LEFT, retry_after=max(1.0, min(times, default=1.0)))
 
@@ -173,7 +183,7 @@ class Group:
                 (rank, self._row(alike.get((rank, False), [])), self._row(alike.get((rank, True), [])))
                 for rank in sorted({rank for rank, _ in alike})
             ]
-            self._until = min(backend.next_change(now) for backend in self.members)
+            self._until = min((backend.next_change(now) for backend in self.members), default=math.inf)
         return self._tiers
 
     def _row(self, at: list[int]) -> _Row:
@@ -215,8 +225,11 @@ class Group:
 
     def _freed(self, backend: Backend) -> None:
         """Whoever has waited longest among those that may be sent there gets the place, before anybody sees it free."""
-        for request, place in self.waiting:
+        for entry in tuple(self.waiting):
+            request, place = entry
             if backend.full:
                 return
             if not place.done() and request.accepts(backend) and (best := request.best()) is not None:
+                # A place that changes the backend's rank serves those who wait, and this one no longer does.
+                self.waiting.remove(entry)
                 place.set_result(Turn(best))

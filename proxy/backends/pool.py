@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policies.errors import InvalidRequest, NotFound
-from policies.settings import ModelSettings, Settings
+from policies.settings import BackendSettings, BreakerSettings, ModelSettings, Settings
 from proxy.backends.affinity import key_of
 from proxy.backends.backend import Backend, Standing
 from proxy.backends.group import Group
@@ -25,32 +25,59 @@ class Backends:
     def __init__(
         self, settings: Settings, chance: random.Random | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.models: dict[str, ModelSettings] = settings.models
+        # A suspect that could foresee its turns would behave in them.
+        self._chance = chance or random.SystemRandom()
+        self._clock = clock
+        self.all: list[Backend] = []
+        self.groups: dict[str, Group] = {}
+        self._named: dict[str, Backend] = {}
+        self.renew(settings)
+
+    def renew(self, settings: Settings, standings: Mapping[str, Standing] | None = None) -> None:
+        """Take over other settings, all at once: who is routed from here on is routed by them, and what is under way
+        goes on as it began. A backend whose settings are the same stays what it is.
+
+        Args:
+            standings: by backend, of those that are declared to run something else than before.
+        """
         rate = settings.audit.rate
         self.new = Standing("trial", 1.0 if rate is None else rate)
         """Standing of a backend that nobody has heard of."""
-        # A suspect that could foresee its turns would behave in them.
-        chance = chance or random.SystemRandom()
-        self.all = [
-            Backend(item, self.new, settings.breaker, clock=clock, chance=chance.random) for item in settings.backends
-        ]
+        self.models: Mapping[str, ModelSettings] = settings.models
+        self.all = [self._renewed(item, settings.breaker, standings or {}) for item in settings.backends]
         self._named = {backend.name: backend for backend in self.all}
-        self.groups = {
-            name: Group(
-                name,
-                members,
-                model.routing or settings.routing,
-                suspect_share=settings.standing.suspect_share,
-                clock=clock,
-                chance=chance,
-            )
-            for name, model in self.models.items()
-            if (members := [backend for backend in self.all if backend.settings.model == name])
-        }
+        members: dict[str, list[Backend]] = {name: [] for name in self.models}
+        for backend in self.all:
+            members[backend.settings.model].append(backend)
+        before, self.groups = self.groups, {}
+        for name, found in members.items():
+            if found:
+                self.groups[name] = self._group(before.pop(name, None), name, found, settings)
+        for group in before.values():
+            group.renew([], group.rules, suspect_share=0.0)
+
+    def _renewed(self, item: BackendSettings, breaker: BreakerSettings, standings: Mapping[str, Standing]) -> Backend:
+        old = self._named.get(item.name)
+        if old is None or old.settings != item:
+            standing = standings.get(item.name, self.new if old is None else old.standing)
+            backend = Backend(item, standing, breaker, clock=self._clock, chance=self._chance.random)
+            if old is not None:
+                backend.follow(old)
+            old = backend
+        old.obey(breaker)
+        return old
+
+    def _group(self, old: Group | None, name: str, members: list[Backend], settings: Settings) -> Group:
+        rules = settings.models[name].routing or settings.routing
+        share = settings.standing.suspect_share
+        if old is not None:
+            old.renew(members, rules, suspect_share=share)
+            return old
+        return Group(name, members, rules, suspect_share=share, clock=self._clock, chance=self._chance)
 
     def served_models(self) -> list[str]:
         """Names of the models that have a backend which may serve clients, in the order of the settings."""
-        return [name for name, group in self.groups.items() if not all(item.quarantined for item in group.members)]
+        return [name for name, group in self.groups.items() if not all(item.closed for item in group.members)]
 
     def known_models(self) -> list[str]:
         """Names of the models that have a backend, whatever its standing."""
@@ -71,7 +98,7 @@ class Backends:
     ) -> Route:
         """The way of one request through the backends of its model.
 
-        Quarantined backends are never on it, unless an admin's `hint` names one.
+        Quarantined and drained backends are never on it, unless an admin's `hint` names one.
 
         Args:
             fields, owner: the request's body, decoded, and whose it is; where the policy looks at them.

@@ -44,21 +44,37 @@ class Probes:
 
     def __init__(self, rules: HealthSettings, backends: Backends, metrics: Metrics) -> None:
         self._rules = rules
-        self._backends = backends.all
+        self._backends = backends
         self._metrics = metrics
         self._chance = random.Random()
         self._client: httpx.AsyncClient | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Backend, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin, each backend at a moment of its own within the first interval."""
-        if self._rules.interval and self._backends:
+        if not self._rules.interval:
+            return
+        if self._client is None and self._backends.all:
             self._client = _client()
-            self._tasks = [asyncio.create_task(self._follow(backend)) for backend in self._backends]
+        for backend in self._backends.all:
+            if backend not in self._tasks:
+                self._tasks[backend] = asyncio.create_task(self._follow(backend))
+
+    def renew(self, rules: HealthSettings) -> None:
+        """Ask by other rules, and the backends that there are now."""
+        present = frozenset(self._backends.all) if rules == self._rules else frozenset()
+        for backend in [each for each in self._tasks if each not in present]:
+            task = self._tasks.pop(backend)
+            task.add_done_callback(self._leaving.discard)
+            self._leaving.add(task)
+            task.cancel()
+        self._rules = rules
+        self.start()
 
     async def close(self) -> None:
         """Stop."""
-        await end(*self._tasks)
+        await end(*self._tasks.values(), *self._leaving)
         if self._client is not None:
             await self._client.aclose()
 

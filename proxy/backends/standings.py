@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from policies.errors import StoreUnavailable
+from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_name, declaration_of
 from proxy.backends.backend import Backend, Standing
 from proxy.backends.pool import Backends
@@ -43,7 +44,6 @@ class Standings:
     def __init__(self, store: Store, backends: Backends) -> None:
         self._store = store
         self._backends = backends
-        self._fields = [field_of(backend) for backend in backends.all]
         self._unreadable: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -59,15 +59,32 @@ class Standings:
 
     async def refresh(self) -> None:
         """Read now. Raises StoreUnavailable; what was known then stays."""
-        if not self._fields:
+        backends = list(self._backends.all)
+        if not backends:
             return
-        found = await self._store.standings(self._fields)
-        for backend, data in zip(self._backends.all, found, strict=True):
+        found = await self._store.standings([field_of(backend.settings) for backend in backends])
+        for backend, data in zip(backends, found, strict=True):
             self._learn(backend, data)
+
+    async def of_others(self, settings: Settings) -> dict[str, Standing]:
+        """Standings, by name, of backends that are declared to run something else than they are known for here, and of
+        those that are not known. Raises StoreUnavailable."""
+        others = [each for each in settings.backends if not self._knows(each)]
+        found = await self._store.standings([field_of(each) for each in others]) if others else []
+        known = dict[str, Standing]()
+        for each, data in zip(others, found, strict=True):
+            # Where an entry says nothing, what was known of the backend before goes on.
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                known[each.name] = _standing(data) or self._backends.new
+        return known
+
+    def _knows(self, item: BackendSettings) -> bool:
+        known = self._backends.named(item.name)
+        return known is not None and declaration_of(known.settings) == declaration_of(item)
 
     def _learn(self, backend: Backend, data: bytes | None) -> None:
         try:
-            entry = None if data is None else _entry.decode(data)
+            new = _standing(data) or self._backends.new
         except (msgspec.MsgspecError, UnicodeDecodeError):
             # Nobody may get out of quarantine, or into it, by an entry that says nothing.
             if backend.name not in self._unreadable:
@@ -75,7 +92,6 @@ class Standings:
                 logger.error("a backend's standing cannot be read; its last known one holds", extra=_named(backend))
             return
         self._unreadable.discard(backend.name)
-        new = self._backends.new if entry is None else Standing(entry.state, entry.audit_rate, entry.since)
         if new.state != backend.standing.state:
             logger.warning("a backend's state changed", extra=_named(backend) | {"state": new.state})
         backend.standing = new
@@ -90,9 +106,17 @@ class Standings:
             await self.refresh()
 
 
-def field_of(backend: Backend) -> str:
-    """Where the workers keep a backend's standing under its present declaration."""
-    return standing_field(backend.name, declaration_name(declaration_of(backend.settings)))
+def field_of(backend: BackendSettings) -> str:
+    """Where the workers keep a backend's standing under this declaration."""
+    return standing_field(backend.name, declaration_name(declaration_of(backend)))
+
+
+def _standing(data: bytes | None) -> Standing | None:
+    """What an entry says; None for none. Raises what msgspec does."""
+    if data is None:
+        return None
+    entry = _entry.decode(data)
+    return Standing(entry.state, entry.audit_rate, entry.since)
 
 
 def _named(backend: Backend) -> dict[str, str]:
