@@ -36,6 +36,10 @@ class BaseTap:
         self.view = View(prepared, model_name, strings)
         self.prepared = prepared
 
+    def settle(self) -> None:
+        """See Tap."""
+        self.collector.settle()
+
     def used(self) -> tuple[int | None, int | None]:
         """See Tap."""
         return self.collector.used()

@@ -10,7 +10,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,8 +21,11 @@ from proxy.tap.outline import size_of
 from proxy.tap.rawjson import UNREADABLE, read_value
 
 WIDTH = TOP_LOGPROBS + 1
-_ROOM = WIDTH + 1  # the sampled token comes twice: by itself and in the list
+ROOM = WIDTH + 1
+"""Entries of a row: the sampled token comes twice, by itself and in the list."""
 _PREFIX = "token_id:"
+_BETWEEN = ";"
+"""No part of a number, so that no two tokens can be one between them."""
 MAX_ENTRY = 1024 * 1024
 """Bytes of JSON of one position; the longest tokens take a hundredth of it."""
 
@@ -38,11 +41,15 @@ class _Entry(msgspec.Struct):
     top_logprobs: list[_Top] = []
 
 
-class _SmallChat(msgspec.Struct):
+class SmallChat(msgspec.Struct):
+    """Logprobs of chat."""
+
     content: list[_Entry]
 
 
-class _SmallCompletions(msgspec.Struct):
+class SmallCompletions(msgspec.Struct):
+    """Logprobs of completions."""
+
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
@@ -60,8 +67,8 @@ class _Completions(msgspec.Struct):
 
 _entry = msgspec.json.Decoder(_Entry)
 _top = msgspec.json.Decoder(dict[str, float])
-_small_chat = msgspec.json.Decoder(_SmallChat)
-_small_completions = msgspec.json.Decoder(_SmallCompletions)
+_small_chat = msgspec.json.Decoder(SmallChat)
+_small_completions = msgspec.json.Decoder(SmallCompletions)
 _chat = msgspec.json.Decoder(_Chat)
 _completions = msgspec.json.Decoder(_Completions)
 
@@ -69,12 +76,22 @@ Row = tuple[list[str], list[float]]
 """Token strings and logprobs of one position: the sampled token, then the backend's list."""
 
 
+class Rows(NamedTuple):
+    """Rows of a claim in flat arrays, int32 and float32, with the number of entries of each."""
+
+    ids: array[int]
+    logprobs: array[float]
+    counts: array[int]
+
+
 def token_ids(tokens: Sequence[str]) -> list[int]:
     """The ids of `token_id:N` strings. Raises ValueError for any other string."""
-    parts = "".join(tokens).split(_PREFIX)
-    if len(parts) != len(tokens) + 1 or parts[0]:
+    if not tokens:
+        return []
+    parts = (_BETWEEN + _BETWEEN.join(tokens)).split(_BETWEEN + _PREFIX)
+    if len(parts) != len(tokens) + 1:
         raise ValueError("a token is not spelled token_id:N")
-    return [int(part) for part in parts[1:]]
+    return list(map(int, parts[1:]))
 
 
 class Claim:
@@ -100,12 +117,25 @@ class Claim:
                 over = True
                 break
             self._row(tokens, values)
+        self._complete(before, expected)
+        return over
+
+    def take(self, rows: Rows, expected: int | None) -> None:
+        """As `add`, for rows that were read already."""
+        before = self.rows
+        self.present = True
+        self._ids += rows.ids
+        self._logprobs += rows.logprobs
+        self._counts += rows.counts
+        self.rows += len(rows.counts)
+        self._complete(before, expected)
+
+    def _complete(self, before: int, expected: int | None) -> None:
         if expected is not None:
             if self.rows - before != expected:
                 self.bad_logprobs = True
             for _ in range(expected - (self.rows - before)):
                 self._pad()
-        return over
 
     def skip(self, count: int) -> None:
         """Tokens that came without logprobs."""
@@ -116,8 +146,8 @@ class Claim:
         """int32 and float32 (rows, 21), the sampled token first and not repeated."""
         rows = self.rows
         counts = np.frombuffer(self._counts, np.int32) if rows else np.zeros(0, np.int32)
-        ids = np.full((rows, _ROOM), PAD_ID, np.int32)
-        logprobs = np.full((rows, _ROOM), -np.inf, np.float32)
+        ids = np.full((rows, ROOM), PAD_ID, np.int32)
+        logprobs = np.full((rows, ROOM), -np.inf, np.float32)
         if len(self._ids):
             at_row = np.repeat(np.arange(rows), counts)
             starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -148,7 +178,7 @@ class Claim:
             self._pad()
             return
         try:
-            ids = array("i", token_ids(tokens[:_ROOM]))
+            ids = array("i", token_ids(tokens[:ROOM]))
             if min(ids) < 0:
                 raise ValueError("negative id")
         except (ValueError, OverflowError):
@@ -156,7 +186,7 @@ class Claim:
             self._pad()
             return
         try:
-            logprobs = array("f", values[:_ROOM])
+            logprobs = array("f", values[:ROOM])
         except OverflowError:
             self.bad_logprobs = True
             self._pad()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from policies.evidence import Evidence, Ids, Usage
 from proxy.tap import billed
 from proxy.tap.allowed import Allowed
-from proxy.tap.claim import WIDTH, Claim, fitted
-from proxy.tap.experts import MAX_BYTES, decode_experts
+from proxy.tap.choice import ChoiceRecord
+from proxy.tap.claim import WIDTH
+from proxy.tap.compose import compose
+from proxy.tap.experts import MAX_BYTES
 from proxy.tap.outline import is_wider, size_of
+from proxy.tap.prompts import Prompts
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
-from proxy.tap.shown import MAX_CALLS, Shown, Transcript
-from proxy.tap.trim import trimmed
+from proxy.tap.shown import MAX_CALLS, Shown, shown
+from proxy.tap.together import Part, read_together
 from proxy.tap.types import Prepared
 
 _CHARACTERS_PER_TOKEN = 4
@@ -29,6 +30,10 @@ _LONGEST_REASON = 4096
 _MOST_UNCOUNTED = 32 * 1024
 """Bytes of choices that are read without being counted first."""
 _SPARE_CHOICES = 256
+_TOGETHER = 8
+"""Choices of a stream's chunks that are read together."""
+_MOST_LATE, _MOST_LATE_BYTES = 64, 64 * 1024
+_LARGE_CHUNK = 16 * 1024
 
 Reason = TypeVar("Reason", str, "int | str")
 
@@ -38,42 +43,26 @@ _integer = msgspec.json.Decoder(int)
 _reason = msgspec.json.Decoder(int | str)
 
 
-class ChoiceRecord:
-    """What arrived of one choice."""
-
-    def __init__(self, prompt: int = 0) -> None:
-        self.prompt = prompt
-        self.ids = array("i")
-        self.claim = Claim()
-        self.transcript = Transcript()
-        self.prompt_ids: Ids | None = None
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.experts: str | None = None
-        self.faults: dict[str, None] = {}
-
-    @property
-    def started(self) -> bool:
-        """Whether anything came that evidence should belong to."""
-        return bool(self.ids or self.transcript or self.finish_reason is not None or self.claim.rows)
-
-
 class Collector:
-    """Evidence of one response. Reads what the backend sends and never raises on it."""
+    """Evidence of one response. Reads what the backend sends and never raises on it.
+
+    The choices of a stream's chunks are read some time later, several together (`later`, `settle`): a client waits for
+    none of that. Whoever asks what was collected has it read first.
+    """
 
     def __init__(self, prepared: Prepared, allowed: Allowed) -> None:
         self.prepared = prepared
         self.allowed = allowed
-        self.choices: dict[int, ChoiceRecord] = {}
+        self._records: dict[int, ChoiceRecord] = {}
+        self._late: list[Object] = []
+        self._late_bytes = 0
         self.faults: dict[str, None] = {}
         self.terminal = False
-        self.prompt_ids: Ids | None = None
         self._usage: billed.Billed | None = None
         self._tokens = 0
         self._rows = 0
         self._characters = self._calls = 0
-        self._prompt_tokens = 0
-        self._prompts: dict[int, Ids] = {}
+        self._prompts = Prompts(allowed.prompt_tokens)
         self._experts = 0
         self.expected = prepared.prompts * prepared.n
 
@@ -81,7 +70,14 @@ class Collector:
     def held(self) -> int:
         """Bytes that what is kept takes, roughly."""
         rows = self._rows * 2 * WIDTH * 4
-        return rows + 4 * (self._tokens + self._prompt_tokens + self._characters) + self._experts
+        kept = rows + 4 * (self._tokens + self._prompts.tokens + self._characters) + self._experts
+        return kept + self._late_bytes
+
+    @property
+    def choices(self) -> dict[int, ChoiceRecord]:
+        """What arrived of each choice, by its index."""
+        self.catch_up()
+        return self._records
 
     def fault(self, code: str) -> None:
         """Remembers what the backend withheld or broke."""
@@ -97,28 +93,84 @@ class Collector:
     def response(self, top: Object) -> None:
         """Reads the fields of a whole response or of a stream's chunk."""
         prompt = top.get("prompt_token_ids")
-        if self.prompt_ids is None and not is_null(prompt):
-            self.prompt_ids = self._read_prompt(prompt)
+        if not is_null(prompt) and (fault := self._prompts.read(prompt)):
+            self.fault(fault)
         usage = top.get("usage")
         if usage is not None and not is_null(usage):
             self._usage = billed.read(usage)
 
-    def choice(self, fields: Object, said: Shown) -> ChoiceRecord | None:
-        """Reads one choice (or its delta); `said` is what it shows."""
+    def choice(self, fields: Object, said: Shown) -> None:
+        """Reads one choice of a whole response; `said` is what it shows."""
         record = self._record(fields.get("index"))
         if record is None:
-            return None
+            return
         self._show(record, said)
         expected = self._read_ids(record, fields.get("token_ids"))
         if self.prepared.ids_as_tokens:
             self._read_claim(record, fields.get("logprobs"), expected)
+        self._read_rest(record, fields)
+
+    def later(self, fields: Object, size: int) -> None:
+        """Reads one choice of a chunk of `size` bytes, now or later; `fields` may be changed meanwhile."""
+        if size > _LARGE_CHUNK:
+            self.catch_up()
+            self.choice(fields, shown(fields, "delta"))
+            return
+        self._late.append(dict(fields))
+        self._late_bytes += size
+        if len(self._late) >= _MOST_LATE or self._late_bytes > _MOST_LATE_BYTES:
+            self.catch_up()
+
+    def settle(self) -> None:
+        """Reads what is to be read, where it is enough to be read together."""
+        if len(self._late) >= _TOGETHER:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Reads what is to be read."""
+        if not self._late:
+            return
+        late, self._late = self._late, []
+        self._late_bytes = 0
+        parts = read_together(self.prepared.endpoint, late) if len(late) > 1 else None
+        if parts is None or not self._fit(parts):
+            for fields in late:
+                self.choice(fields, shown(fields, "delta"))
+            return
+        for fields, part in zip(late, parts, strict=True):
+            self._take(fields, part)
+
+    def _fit(self, parts: list[Part]) -> bool:
+        """Whether none of them comes near what an answer may have."""
+        ids = sum(len(part.ids) for part in parts if part.ids is not None)
+        rows = sum(max(len(part.claim.counts), len(part.ids or ())) for part in parts if part.claim is not None)
+        return max(self._tokens, self._rows) + max(ids, rows) <= self.allowed.tokens
+
+    def _take(self, fields: Object, part: Part) -> None:
+        """As `choice`, for what was read already."""
+        record = self._record(fields.get("index"))
+        if record is None:
+            return
+        self._show(record, part.said)
+        expected = None
+        if part.ids is not None:
+            expected = len(part.ids)
+            self._tokens += expected
+            record.ids += part.ids
+        if self.prepared.ids_as_tokens:
+            before = record.claim.rows
+            if part.claim is not None:
+                record.claim.take(part.claim, expected)
+            elif expected:
+                record.claim.skip(expected)
+            self._rows += record.claim.rows - before
+        self._read_rest(record, fields)
+
+    def _read_rest(self, record: ChoiceRecord, fields: Object) -> None:
         prompt = fields.get("prompt_token_ids")
-        if not is_null(prompt) and record.prompt_ids is None:
-            record.prompt_ids = self._read_prompt(prompt, self._prompts.get(record.prompt))
-            if record.prompt_ids is not None:
-                self._prompts.setdefault(record.prompt, record.prompt_ids)
+        if not is_null(prompt) and (fault := self._prompts.read_of(record, prompt)):
+            self.fault(fault)
         self._read_end(record, fields)
-        return record
 
     def _show(self, record: ChoiceRecord, said: Shown) -> None:
         if self._characters + said.characters > self.allowed.characters:
@@ -136,10 +188,11 @@ class Collector:
 
     def used(self) -> tuple[int | None, int | None]:
         """Tokens of the prompts and of the answers so far: by their ids, as billed, or as their text lets guess."""
+        self.catch_up()
         billed_prompt = billed_answer = None
         if self._usage is not None:
             billed_prompt, billed_answer = self._usage.prompt_tokens, self._usage.completion_tokens
-        prompts = [self._prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
+        prompts = [self.prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         counted = sum(len(ids) for ids in prompts if ids is not None)
         answer = (
             self._tokens or max(billed_answer or 0, 0) or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
@@ -147,93 +200,19 @@ class Collector:
         return counted or billed_prompt, answer
 
     def evidence(self, **meta: Any) -> list[Evidence]:
-        """One Evidence per choice that began; a cleanly ended response accounts for every choice asked for."""
-        clean = self.terminal and not ({"upstream_error", "invalid_json"} & self.faults.keys())
-        indices = set(range(self.expected)) if clean else {i for i, r in self.choices.items() if r.started}
-        usage = self._counted()
-        found = [self._evidence(index, usage, meta) for index in sorted(indices or {0})]
-        return trimmed(found, self.allowed.evidence)
+        """One Evidence per choice, for whatever arrived; `meta` overrides fields."""
+        self.catch_up()
+        return compose(self, meta)
 
-    def _evidence(self, index: int, usage: Usage | None, meta: dict[str, Any]) -> Evidence:
-        prepared = self.prepared
-        record = self.choices.get(index) or ChoiceRecord()
-        prompt_ids = self._prompt_of(index)
-        output_ids = np.array(record.ids, np.int32)
-        claim_ids, claim_logprobs = record.claim.arrays()
-        if not len(output_ids) and record.claim.rows:
-            output_ids = claim_ids[:, 0].copy()
-            record.faults["no_token_ids"] = None
-        faults = self._faults(record, output_ids, claim_ids, prompt_ids)
-        claim_ids, claim_logprobs = fitted(claim_ids, claim_logprobs, len(output_ids) if record.claim.present else None)
-        experts = None
-        if record.experts is not None:
-            rows = None if prompt_ids is None or not len(output_ids) else len(prompt_ids) + len(output_ids) - 1
-            experts = decode_experts(record.experts, rows)
-            if experts is None:
-                faults["bad_routed_experts"] = None
-        sampling = prepared.sampling
-        if sampling.seed is not None:
-            sampling = replace(sampling, seed=sampling.seed + index % prepared.n)
-        values: dict[str, Any] = {
-            "id": "",
-            "endpoint": prepared.endpoint,
-            "backend": "",
-            "model": prepared.served_model,
-            "sampling": sampling,
-            "index": index,
-            "stream": prepared.upstream_stream,
-            "request": prepared.body,
-            "prompt_ids": np.zeros(0, np.int32) if prompt_ids is None else prompt_ids,
-            "output_ids": output_ids,
-            "claim_ids": claim_ids,
-            "claim_logprobs": claim_logprobs,
-            "text": record.transcript.text,
-            "reasoning": record.transcript.reasoning,
-            "tool_calls": record.transcript.tool_calls,
-            "finish_reason": record.finish_reason,
-            "stop_reason": record.stop_reason,
-            "usage": usage,
-            "routed_experts": experts,
-            "faults": tuple(faults),
-            "complete": self.terminal and record.finish_reason is not None,
-        }
-        return Evidence(**(values | meta))
-
-    def _faults(self, record: ChoiceRecord, output_ids: Ids, claim_ids: Ids, prompt_ids: Ids | None) -> dict[str, None]:
-        faults = {**self.faults, **record.faults}
-        claim = record.claim
-        began = record.started or self.terminal
-        if began and not len(output_ids):
-            faults["no_token_ids"] = None
-        if began and prompt_ids is None:
-            faults["no_prompt_ids"] = None
-        if not self.prepared.ids_as_tokens:
-            faults["no_tokenizer"] = None
-        elif began and not claim.present:
-            faults["no_logprobs"] = None
-        elif claim.bad_logprobs or (claim.present and (len(claim_ids) != len(output_ids) or not claim_ids.size)):
-            faults["bad_logprobs"] = None
-        named = claim_ids[: len(output_ids), 0] if claim_ids.size else output_ids[:0]
-        if claim.bad_ids or bool(((named != output_ids[: len(named)]) & (named >= 0)).any()):
-            faults["bad_ids"] = None
-        elif bool((claim_ids[:, 0] < 0).any() if claim_ids.size else False) and claim.present:
-            faults["bad_logprobs"] = None
-        if self.faults.keys() & {"upstream_error"} and not record.started:
-            return dict.fromkeys(self.faults)
-        return faults
-
-    def _prompt_of(self, index: int) -> Ids | None:
+    def prompt_of(self, index: int) -> Ids | None:
         """Prompt ids of a choice; in completions another choice of the same prompt may have brought them."""
-        if self.prompt_ids is not None:
-            return self.prompt_ids
-        record = self.choices.get(index)
-        own = None if record is None else record.prompt_ids
-        return self._prompts.get(index // self.prepared.n) if own is None else own
+        return self._prompts.of(self._records.get(index), index // self.prepared.n)
 
-    def _counted(self) -> Usage | None:
+    def counted(self) -> Usage | None:
+        """Usage as billed, with what was counted here beside it."""
         if self._usage is None:
             return None
-        prompts = [self._prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
+        prompts = [self.prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         return billed.usage(self._usage, sum(len(ids) for ids in prompts if ids is not None), self._tokens)
 
     def _record(self, index: Raw | None) -> ChoiceRecord | None:
@@ -244,9 +223,9 @@ class Collector:
         if not 0 <= at < self.expected:
             self.fault("bad_ids")
             return None
-        record = self.choices.get(at)
+        record = self._records.get(at)
         if record is None:
-            record = self.choices[at] = ChoiceRecord(at // self.prepared.n)
+            record = self._records[at] = ChoiceRecord(at // self.prepared.n)
         return record
 
     def _read_ids(self, record: ChoiceRecord, value: Raw | None) -> int | None:
@@ -284,30 +263,6 @@ class Collector:
         elif expected:
             record.claim.skip(expected)
         self._rows += record.claim.rows - before
-
-    def _read_prompt(self, value: Raw | None, known: Ids | None = None) -> Ids | None:
-        """Prompt ids; the same array where they are the `known` ones, so that many choices hold one prompt once."""
-        if value is None:
-            return None
-        most = self.allowed.prompt_tokens
-        if bytes(value).count(b",") >= most:
-            self.fault("too_large")
-            return None
-        try:
-            ids = np.array(_ids.decode(value), np.int64)
-        except (*UNREADABLE, TypeError):
-            self.fault("bad_ids")
-            return None
-        if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
-            self.fault("bad_ids")
-            return None
-        if known is not None and np.array_equal(ids, known):
-            return known
-        self._prompt_tokens += len(ids)
-        if self._prompt_tokens > most:
-            self.fault("too_large")
-            return None
-        return ids.astype(np.int32)
 
     def _read_end(self, record: ChoiceRecord, fields: Object) -> None:
         for name in ("finish_reason", "stop_reason", "routed_experts"):

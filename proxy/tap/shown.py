@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +24,7 @@ class _Call(msgspec.Struct):
     index: int | None = None
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
     """Every field that clients show. Engines name the reasoning `reasoning`, older ones `reasoning_content`, some
     both with the same text."""
 
@@ -40,13 +40,12 @@ class _Content(msgspec.Struct):
     content: str | None = None
 
 
-_message = msgspec.json.Decoder(_Message)
+_message = msgspec.json.Decoder(Message)
 _content = msgspec.json.Decoder(_Content)
 _string = msgspec.json.Decoder(str)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     """What one choice, or one delta of it, adds. Calls are (index, name, arguments)."""
 
     text: str = ""
@@ -56,7 +55,7 @@ class Shown:
     @property
     def characters(self) -> int:
         """How much there is to keep."""
-        calls = sum(len(name) + len(said) for _, name, said in self.calls)
+        calls = sum(len(name) + len(said) for _, name, said in self.calls) if self.calls else 0
         return len(self.text) + len(self.reasoning) + calls
 
 
@@ -68,12 +67,17 @@ def shown(choice: Object, name: str) -> Shown:
     try:
         if name not in choice:
             return Shown(_string.decode(choice["text"])) if "text" in choice else NOTHING
-        return _of(_message.decode(choice[name]))
+        return of_message(_message.decode(choice[name]))
     except UNREADABLE:
         return _content_alone(choice.get(name))
 
 
-def _of(message: _Message) -> Shown:
+def of_message(message: Message) -> Shown:
+    """What a message, or a delta of one, shows."""
+    reasons_or_calls = (message.reasoning, message.reasoning_content, message.tool_calls, message.function_call)
+    if not any(reasons_or_calls):
+        # Nearly every delta of a stream.
+        return Shown((message.content or "") + (message.refusal or ""))
     reasons = dict.fromkeys(text for text in (message.reasoning, message.reasoning_content) if text)
     calls = tuple(
         (at if call.index is None else call.index, call.function.name or "", call.function.arguments or "")

@@ -7,7 +7,6 @@ from proxy.tap.base import BaseTap, error_frame
 from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
-from proxy.tap.shown import shown
 from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
@@ -60,6 +59,7 @@ class StreamTap(BaseTap):
         if self._closed:
             return b""
         self._closed = True
+        self.collector.catch_up()
         out = b""
         if fault is None and not self.failed:
             rest = self._splitter.rest()
@@ -165,8 +165,9 @@ class StreamTap(BaseTap):
     def _chunk(self, event: Event, top: Object, choices: list[Object]) -> bytes:
         changed, ended = False, False
         kept: list[Object] = []
+        size = len(event.data or b"")
         for choice in choices:
-            self.collector.choice(choice, shown(choice, "delta"))
+            self.collector.later(choice, size)
             verdict = self.view.delta(choice)
             if verdict is None:
                 changed = True
@@ -181,7 +182,7 @@ class StreamTap(BaseTap):
             top["choices"] = raw(kept)
         changed |= self.view.response(top)
         may_wait = ended and not self._shows_usage and self._waiting < self.collector.expected
-        if may_wait and is_null(top.get("system_fingerprint")) and self._room(len(event.data or b"")):
+        if may_wait and is_null(top.get("system_fingerprint")) and self._room(size):
             self._held.append((event, top if changed else {}))
             self._waiting += 1
             self._dropped = True

@@ -93,6 +93,9 @@ class Tap(Protocol):
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out (may be empty)."""
 
+    def settle(self) -> None:
+        """What `feed` returned is on its way: do what it put off for that. Not to be called is no harm."""
+
     def close(self, fault: str | None = None) -> bytes:
         """The backend ended, cleanly or with a fault such as `upstream_closed`; what is left for the client.
 

@@ -1,0 +1,29 @@
+"""What arrived of one choice."""
+
+from __future__ import annotations
+
+from array import array
+
+from policies.evidence import Ids
+from proxy.tap.claim import Claim
+from proxy.tap.shown import Transcript
+
+
+class ChoiceRecord:
+    """Everything that came of it so far; `prompt` says of which prompt it is one."""
+
+    def __init__(self, prompt: int = 0) -> None:
+        self.prompt = prompt
+        self.ids = array("i")
+        self.claim = Claim()
+        self.transcript = Transcript()
+        self.prompt_ids: Ids | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.experts: str | None = None
+        self.faults: dict[str, None] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether anything came that evidence should belong to."""
+        return bool(self.ids or self.transcript or self.finish_reason is not None or self.claim.rows)
