@@ -83,6 +83,7 @@ class Answer:
                                 clock.began()
                             if out:
                                 await sink(out)
+                            tap.settle()
                             if tap.done or tap.failed or (tap.refusal is not None and not down.status):
                                 return None
                             if turn.over:
