@@ -22,6 +22,7 @@ from benchmarks.chaos.valkey import Valkey
 from benchmarks.demo.processes import free_ports
 from policies import distance, selection
 from policies.checks import Result
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool.rig import wait_until
 from verifier_pool.queue import OUTBOX, units_key, verdict_key
 
@@ -86,7 +87,7 @@ def test_the_nursery_starts_kills_and_reports(tmp_path: Path) -> None:
         refused = fleet.add("x", "refused", lambda log: nursery.start("countersign", ["serve", "--config", "/no"], log))
         assert fleet.kill(sleeper)
         assert not fleet.kill(sleeper)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not (len(sleeper.logs) == 2 and refused.exits):
             assert time.monotonic() < deadline
             fleet.tend()

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.demo import processes, watchdog
 from benchmarks.demo.processes import ChildError, Children
+from tests.support.waiting import PATIENCE
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # A child with a grandchild in another process group, as rq and vLLM have them, that ignores SIGTERM.
@@ -39,7 +40,7 @@ with Children(folder) as children:
 """
 
 
-def printed(log: Path, timeout: float = 20.0) -> str:
+def printed(log: Path, timeout: float = PATIENCE) -> str:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if log.exists() and (text := log.read_text()).strip():
@@ -48,7 +49,7 @@ def printed(log: Path, timeout: float = 20.0) -> str:
     raise AssertionError(f"nothing in {log}")
 
 
-def gone(pid: int, timeout: float = 20.0) -> bool:
+def gone(pid: int, timeout: float = PATIENCE) -> bool:
     deadline = time.monotonic() + timeout
     while watchdog._alive(pid):
         if time.monotonic() > deadline:
@@ -83,7 +84,7 @@ def test_nothing_survives_the_parent(tmp_path: Path, number: signal.Signals) -> 
     child = int(parent.stdout.readline())
     grandchild = int(printed(tmp_path / "stubborn.log"))
     parent.send_signal(number)
-    parent.wait(30)
+    parent.wait(PATIENCE)
     parent.stdout.close()
     assert gone(child)
     assert gone(grandchild)
@@ -120,7 +121,7 @@ def test_settings_of_the_user_do_not_reach_children(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("COUNTERSIGN_PORT", "1")
     with Children(tmp_path) as children:
         child = children.start("env", [sys.executable, "-c", "import os; print('COUNTERSIGN_PORT' in os.environ)"])
-        child.process.wait(20)
+        child.process.wait(PATIENCE)
         assert child.log.read_text().strip() == "False"
 
 
@@ -136,7 +137,7 @@ def test_stopping_one_leaves_the_others(tmp_path: Path) -> None:
 def test_environment_is_added(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         child = children.start("env", [sys.executable, "-c", "import os; print(os.environ['MARK'])"], {"MARK": "here"})
-        child.process.wait(20)
+        child.process.wait(PATIENCE)
         assert child.log.read_text().strip() == "here"
 
 

@@ -18,6 +18,7 @@ import pytest
 from benchmarks.demo.models import DemoModels
 from benchmarks.questions import DEMO
 from tests.e2e.product import CHEATS, HONEST, SECRET, Product, check_of, running
+from tests.support.waiting import PATIENCE
 from verifier_pool.signature import verify_signature
 
 pytestmark = pytest.mark.e2e
@@ -194,7 +195,7 @@ def test_only_the_key_that_asked_reads_a_verification(product: Product) -> None:
 def test_the_webhook_arrives_signed(product: Product) -> None:
     id, _ = product.chat(messages=user(DEMO[7]), max_tokens=20)
     expected = product.verification(id)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not product.webhooks.of(id):
         assert time.monotonic() < deadline, "no webhook came"
         time.sleep(0.1)

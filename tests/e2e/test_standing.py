@@ -31,6 +31,7 @@ from benchmarks.standing.predict import generations
 from policies.settings import AuditSettings, StandingSettings, hash_key
 from policies.unit import outcomes
 from tests.e2e.product import HONEST, Product, calibrated, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -105,12 +106,12 @@ def serving(app: web.Application) -> Iterator[str]:
     task = loop.create_task(run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.gather(task, return_exceptions=True)))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     try:
         yield where[0]
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(10)
+        thread.join(PATIENCE)
         loop.close()
 
 
@@ -286,7 +287,7 @@ def test_the_honest_backend_stays_in_good_standing(stack: Stack) -> None:
 
 def test_quarantine_is_told_honoured_and_undone_by_the_operator_alone(stack: Stack) -> None:
     stack.ask("silent", 6) if stack.standing("silent")["state"] != "quarantined" else None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while "backend.quarantined" not in stack.told("silent"):
         assert time.monotonic() < deadline, stack.told("silent")
         time.sleep(0.2)

@@ -20,6 +20,7 @@ from policies.settings import hash_key
 from tests.fidelity.meaning import lacking
 from tests.support.raw_http import Answer, Call
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import evidence_key
 
 MODEL = "m"
@@ -97,7 +98,7 @@ class Gateway:
         if not id or self.valkey is None:
             lacking("nothing is recorded that can be looked up")
         with self.valkey.client() as client:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENCE
             while (packed := client.get(evidence_key(id))) is None:
                 assert time.monotonic() < deadline, "no evidence was recorded"
                 time.sleep(0.01)
@@ -263,7 +264,7 @@ def _has_exited(pid: int) -> bool:
 
 
 def _listening(process: subprocess.Popen[str], log: Path) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text().splitlines():
             if line.startswith("{") and json.loads(line)["message"] == "listening":

@@ -14,6 +14,7 @@ from tests.fidelity.meaning import Event, assert_answer, assert_begins, assert_s
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step
 from tests.support.raw_http import Answer
+from tests.support.waiting import PATIENCE
 
 STATUSES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 501, 502, 503, 504, 529)
 ERROR = b'{"object":"error", "error": {"message":"no","type":"BadRequestError","param":null,"code":400}}'
@@ -252,7 +253,7 @@ def test_an_endless_error_is_not_read_to_its_end(gateway: Gateway, upstream: Fak
     answer = gateway.ask()
     assert answer.status >= 500
     assert len(answer.body) < 20_000_000
-    assert upstream.last.peer_closed.wait(5)
+    assert upstream.last.peer_closed.wait(PATIENCE)
     assert len(upstream.last.sent) < 200
 
 

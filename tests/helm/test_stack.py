@@ -26,6 +26,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 
 APP, ADMIN = ({"authorization": f"Bearer {name}"} for name in ("app-key", "admin-key"))
 INLINE = APP | {"x-countersign-mode": "inline"}
@@ -120,7 +121,7 @@ def test_nobody_there_is_said_in_time(chart: helm.Chart) -> None:
 @pytest.fixture(scope="module")
 def exposed(stack: Stack) -> dict[str, set[str]]:
     """Labels by metric of the running proxy, as an admin's scrape sees them, once everything happened that counts."""
-    with httpx.Client(base_url=stack.url, timeout=30) as http:
+    with httpx.Client(base_url=stack.url, timeout=PATIENCE) as http:
         answers = [
             http.post("/v1/chat/completions", json=CHAT, headers=headers) for headers in (APP, ADMIN, INLINE, {})
         ]

@@ -24,6 +24,7 @@ from policies.settings import hash_key
 from tests.images.build import Build, empty_environment
 from tests.images.dockerfile import ROOT, stages
 from tests.images.wheelhouse import closure, pack
+from tests.support.waiting import PATIENCE
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [
@@ -121,7 +122,7 @@ def test_the_images_commands_work_together(build: Build, tmp_path: Path) -> None
     finally:
         for process in reversed(running):
             process.send_signal(signal.SIGTERM)
-        codes = [process.wait(30) for process in running]
+        codes = [process.wait(PATIENCE) for process in running]
     assert codes == [0, 0], logs()
 
 

@@ -21,6 +21,7 @@ from policies.unit import declaration_name, declaration_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OPEN,
@@ -69,7 +70,7 @@ class Rig:
         """POST a chat request."""
         return self.http.post("/v1/chat/completions", json=CHAT | fields, headers=headers)
 
-    def recorded(self, id: str, timeout: float = 5.0) -> list[Evidence] | dict[str, Any]:
+    def recorded(self, id: str, timeout: float = PATIENCE) -> list[Evidence] | dict[str, Any]:
         """What Redis got to know of a response: its evidence, or the verdict the proxy gave itself."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -157,7 +158,7 @@ class Rig:
             self.redis.hdel(STANDINGS, standing_field(backend, name))
         else:
             self.redis.hset(STANDINGS, standing_field(backend, name), orjson.dumps(entry))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while known.standing.state != (state or "trial"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -176,7 +177,7 @@ def make_rig(backend: FakeBackend, valkey: Valkey) -> Iterator[Callable[..., Rig
 
         def make(*more_urls: str, **sections: Any) -> Rig:
             proxy = stack.enter_context(RunningProxy(settings_for(backend.url, *more_urls, **sections), valkey.url))
-            http = stack.enter_context(httpx.Client(base_url=proxy.url, timeout=10))
+            http = stack.enter_context(httpx.Client(base_url=proxy.url, timeout=PATIENCE))
             return Rig(backend, proxy, http, stack.enter_context(valkey.client()))
 
         yield make

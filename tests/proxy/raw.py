@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
+from tests.support.waiting import PATIENCE
 
 MakeRig = Callable[..., Rig]
 POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
@@ -29,7 +30,7 @@ class Wire:
     """A client's socket."""
 
     def __init__(self, rig: Rig) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
 
     def __enter__(self) -> Wire:
         return self

@@ -19,6 +19,7 @@ from proxy.api.auth import Keys, is_loopback
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close
+from tests.support.waiting import PATIENCE
 from verifier_pool.telemetry import log
 
 KEYS = [{"name": "ann", "sha256": hash_key("sk-ann")}]
@@ -88,7 +89,7 @@ def test_too_large(make_rig: Callable[..., Rig]) -> None:
     chunked = rig.http.post("/v1/chat/completions", content=iter([b"x" * 600] * 100))
     assert chunked.status_code == 413
     _assert_shape(chunked)
-    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=2) as client:
+    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
 

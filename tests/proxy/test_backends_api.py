@@ -23,6 +23,7 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
 from verifier_pool.standing import Standings
 
@@ -135,7 +136,7 @@ def test_only_admins(rig: Rig, method: str, path: str) -> None:
 
 
 def test_nobody_sends_much_before_being_known(rig: Rig) -> None:
-    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=2) as client:
+    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE) as client:
         client.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n" % STANDING.encode())
         assert client.recv(1000).startswith(b"HTTP/1.1 401")
     large = rig.http.post(STANDING, json=QUARANTINE | {"why": "x" * 100_000}, headers=ROOT)
@@ -192,7 +193,7 @@ def test_quarantine_and_release(rig: Rig, second: FakeBackend) -> None:
 def test_another_proxy_hears_of_it(rig: Rig, valkey: Valkey) -> None:
     with RunningProxy(_settings(rig), valkey.url) as other:
         assert _post(rig, QUARANTINE).status_code == 200
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + PATIENCE
         while other.services.backends.all[0].standing.state != "quarantined":
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Script, Until
 from tests.support.lateness import Lateness
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.queue import OPEN
 
 AT_ONCE = 0.1
@@ -39,17 +39,10 @@ _WHOLES: dict[str, Script] = {
 
 def _request(rig: Rig, **fields: object) -> socket.socket:
     body = json.dumps(CHAT | fields).encode()
-    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     client.sendall(head % len(body) + body)
     return client
-
-
-def _until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def _leave(client: socket.socket, *, reset: bool) -> float:
@@ -65,13 +58,13 @@ def _only_open(rig: Rig) -> str:
 
 def _there(rig: Rig, client: socket.socket, phase: str, stream: bool) -> None:
     """Wait until the request is where it is to be left."""
-    _until(lambda: rig.backend.requests)
+    wait_until(lambda: rig.backend.requests)
     if stream and phase == "midway":
         got = b""
         while b" two" not in got:
             got += client.recv(65536)
     elif phase == "slow reader":
-        _until(lambda: _stands_still(rig), 60)
+        wait_until(lambda: _stands_still(rig))
     elif phase != "before headers":
         time.sleep(0.05)
 
@@ -93,7 +86,7 @@ def _seconds_until_closed(rig: Rig, phase: str, stream: bool, reset: bool) -> tu
     id = _only_open(rig)
     with Lateness() as late:
         left = _leave(client, reset=reset)
-        assert rig.backend.last.peer_closed.wait(20)
+        assert rig.backend.last.peer_closed.wait(PATIENCE)
     return rig.backend.last.peer_closed_at - left - late.seconds, id
 
 
@@ -119,7 +112,7 @@ def test_upstream_is_closed_at_once(rig: Rig, phase: str, stream: bool, reset: b
         assert not evidence.complete
         if stream and phase == "midway":
             np.testing.assert_array_equal(evidence.output_ids, [11, 12])
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all)
 
 
@@ -130,7 +123,7 @@ def test_a_whole_answer_that_nobody_reads_is_given_up(rig: Rig, reset: bool) -> 
     client = _request(rig)
     client.recv(100)
     _leave(client, reset=reset)
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all)
 
 
@@ -139,41 +132,41 @@ def test_a_slow_reader_holds_the_backend_back(rig: Rig) -> None:
     client = _request(rig, stream=True, logprobs=True, top_logprobs=20)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.recv(100)
-    _until(lambda: _stands_still(rig), 60)
+    wait_until(lambda: _stands_still(rig))
     assert len(rig.backend.last.sent) < 2500
     client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
 
 
 def test_leaving_while_the_body_is_still_sent(rig: Rig) -> None:
-    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
     client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
-    _until(lambda: rig.proxy.drain.in_flight == 1)
+    wait_until(lambda: rig.proxy.drain.in_flight == 1)
     client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert rig.backend.requests == []
 
 
 def test_leaving_during_the_inline_wait(rig: Rig) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
-    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
     body = json.dumps(CHAT).encode()
     mode = names.MODE + b": inline"
     client.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%s\r\ncontent-length: %d\r\n\r\n%s"
         % (mode, len(body), body)
     )
-    _until(lambda: rig.backend.requests)
+    wait_until(lambda: rig.backend.requests)
     time.sleep(0.2)
     client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
 
 
 def test_one_that_left_does_not_stop_the_others(rig: Rig) -> None:
     go = threading.Event()
     rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), Until(go), *wire.stream()[4:]]
     clients = [_request(rig, stream=True) for _ in range(10)]
-    _until(lambda: len(rig.backend.requests) == 10)
+    wait_until(lambda: len(rig.backend.requests) == 10)
     for client in clients[::2]:
         client.close()
     go.set()
@@ -184,4 +177,4 @@ def test_one_that_left_does_not_stop_the_others(rig: Rig) -> None:
             assert part
             got += part
         client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.proxy.test_serve import Serve
 from tests.support.hostile import Hostile, kinds
+from tests.support.waiting import PATIENCE
 
 # Kinds that are read as fast as they come; the slow ones are bounded by time as well.
 STREAMS = ("line", "lines", "data lines", "long text", "ids", "wide", "experts", "ends", "deep", "usage", "reasons")
@@ -79,7 +80,7 @@ def _answer(proxy: Serve, hostile: Hostile, kind: str) -> tuple[bytes, bytes, in
     Path(f"/proc/{process}/clear_refs").write_text("5")  # forgets the highest mark so far
     before = _kib(process, "VmRSS")
     body = json.dumps({"model": "m", "messages": [], "stream": True, "n": 4}).encode()
-    with socket.create_connection(("127.0.0.1", int(proxy.url.rpartition(":")[2])), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", int(proxy.url.rpartition(":")[2])), timeout=PATIENCE) as client:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         first, last = b"", b""

@@ -14,6 +14,7 @@ from proxy.api.auth import Keys, names_this_machine
 from proxy.services import header_map
 from tests.proxy.conftest import Rig
 from tests.support import wire
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import PREFIX
 
 HERE = [
@@ -78,7 +79,7 @@ def _raw(rig: Rig, method: str, path: str, headers: list[str], version: str = "1
     """The whole answer to a request with these headers and no others of its own."""
     more = ["content-type: application/json", f"content-length: {len(ASKED)}", "connection: close"]
     head = "\r\n".join([f"{method} {path} HTTP/{version}", *headers, *more])
-    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + ASKED)
         parts = []
         while data := client.recv(65536):

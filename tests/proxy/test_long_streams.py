@@ -12,6 +12,7 @@ import pytest
 
 from tests.proxy.conftest import Rig
 from tests.support import wire
+from tests.support.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
 KINDS = {
@@ -53,7 +54,7 @@ def test_an_endless_stream_ends(rig: Rig, kind: str) -> None:
     assert wire.DONE not in text
     assert len(text) < 2_000_000
     assert "too_large" in rig.evidence(id).faults
-    assert rig.backend.last.peer_closed.wait(2)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
 
 
 def test_one_that_says_nothing_is_an_error(rig: Rig) -> None:
@@ -79,7 +80,7 @@ def test_of_other_endpoints_too(make_rig: Callable[..., Rig], path: str, kind: s
             got += part
     assert (b"too large" in got) is (kind != "audio/wav")
     assert len(got) < 1_000_000
-    assert rig.backend.last.peer_closed.wait(2)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
 
 
 def test_an_hour_of_keep_alive_comments_is_none(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from policies.unit import Unit
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import VERIFY_QUEUE, units_key
 
 PATHS = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
@@ -113,7 +114,7 @@ def test_a_client_that_leaves(rig: Rig) -> None:
     rig.backend.script = [wire.SSE_HEAD, wire.chunk(b'data: {"type":"x"}\n\n'), PeerCloses()]
     with pytest.raises(httpx.ReadTimeout):
         rig.http.post("/v1/responses", json={"model": "m", "stream": True}, timeout=0.3)
-    assert rig.backend.last.peer_closed.wait(2)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
     assert rig.open_ids() == [] or _last_unit(rig).undecided in ("endpoint", "client_left")
 
 

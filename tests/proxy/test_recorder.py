@@ -24,6 +24,7 @@ from proxy.recorder import Recorder
 from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OUTBOX,
@@ -48,7 +49,7 @@ def _evidence(id: str) -> list[Evidence]:
 
 
 def _reasons(client: redis.Redis, id: str) -> list[str]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while (data := client.get(verdict_key(id))) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -75,7 +76,7 @@ def test_what_does_not_fit_is_shed(valkey: Valkey, client: redis.Redis, bounds: 
     go = threading.Event()
 
     def slow() -> Sequence[Evidence]:
-        go.wait(5)
+        go.wait(PATIENCE)
         return _evidence("a" * 32)
 
     # The first is taken off the queue at once; the second fills it, the third finds no room.
@@ -300,7 +301,7 @@ def test_a_full_redis_is_a_backlog(valkey: Valkey, client: redis.Redis) -> None:
         ids = [f"{n:032x}" for n in range(10)]
         for id in ids:
             recorder.finished(_generation(id), lambda id=id: _big(id), 1)  # type: ignore[misc]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while sum(client.exists(verdict_key(id), evidence_key(id)) for id in ids) < len(ids):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -328,7 +329,7 @@ def test_what_is_not_durable_is_not_recorded(valkey: Valkey, client: redis.Redis
     recorder = Recorder(valkey.url, settings_for("http://127.0.0.1:9", durability=rules), outage, metrics)
     recorder.start()
     recorder.finished(_generation("a" * 32), lambda: _evidence("a" * 32), 1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while not outage.down:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -12,6 +12,7 @@ from policies.unit import Unit
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import units_key
 
 
@@ -60,7 +61,7 @@ def test_a_client_that_leaves_a_refusal_blames_nobody(rig: Rig) -> None:
     rig.backend.script = [wire.head(400, "application/json", "content-length: 99"), b'{"err', PeerCloses()]
     with pytest.raises(httpx.ReadTimeout):
         rig.http.post("/v1/chat/completions", json=CHAT, timeout=0.3)
-    assert rig.backend.last.peer_closed.wait(2)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
     assert (_last_unit(rig).undecided, _last_unit(rig).blame) == ("client_error", "request")
     assert rig.redis.llen(units_key("b1")) == 1
     assert _last_unit(rig).id not in rig.open_ids()

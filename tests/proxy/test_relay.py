@@ -22,6 +22,7 @@ from proxy.tap.types import Prepared
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
+from tests.support.waiting import PATIENCE
 from verifier_pool import RQ_PREFIX
 
 
@@ -317,7 +318,7 @@ def test_silence_before_the_first_byte(make_rig: Callable[..., Rig], stream: boo
     response = rig.chat(stream=stream)
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "upstream_timeout"
-    assert rig.backend.last.peer_closed.wait(1)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
 
 
 def test_silence_between_frames(make_rig: Callable[..., Rig]) -> None:
@@ -355,7 +356,7 @@ def test_a_line_without_end(make_rig: Callable[..., Rig]) -> None:
     rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[wire.chunk(b"x" * 5000)] * 50, 5.0]
     response = rig.chat(stream=True)
     assert b'"error"' in response.content
-    assert rig.backend.last.peer_closed.wait(1)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
     assert "line_too_long" in rig.evidence(response.headers["x-countersign-id"]).faults
 
 
@@ -377,14 +378,14 @@ def test_a_large_body_holds_up_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch)
 
     def slow(*arguments: Any, **options: Any) -> Prepared:
         reading.set()
-        assert done.wait(5)
+        assert done.wait(PATIENCE)
         return prepare(*arguments, **options)
 
     monkeypatch.setattr("proxy.relay.attempt.prepare", slow)
     rig.backend.script = [wire.whole(wire.BODY)]
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(rig.chat, padding="x" * 300_000)
-        assert reading.wait(5)
+        assert reading.wait(PATIENCE)
         assert httpx.get(f"{rig.proxy.url}/healthz", timeout=3).status_code == 200
         done.set()
         assert large.result().status_code == 200

@@ -19,6 +19,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.queue import verdict_key
 
 INLINE = {"x-countersign-mode": "inline"}
@@ -59,13 +60,6 @@ def _error(response: httpx.Response) -> dict[str, Any]:
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
-
-
-def _until(condition: Callable[[], object], timeout: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -176,7 +170,7 @@ def test_one_that_cannot_be_reached_leaves_a_record(make_rig: Callable[..., Rig]
     rig.backend.script = [wire.whole(wire.BODY)]
     with rig.worker(FIRST_BAD, NOBODY):
         rejected = rig.chat(headers=INLINE).headers["x-countersign-id"]
-    _until(lambda: len(_decided(rig)) == 2)
+    wait_until(lambda: len(_decided(rig)) == 2)
     (other,) = _decided(rig) - {rejected}
     verdict = rig.verdict(other)
     assert (verdict["verdict"], verdict["reasons"], verdict["backend"]) == ("unverified", ["no_answer"], "b2")
@@ -240,7 +234,7 @@ def test_the_total_time_out_holds_for_both(pair: Callable[..., Rig], second: Fak
         response = rig.chat(headers=INLINE)
     assert 0.7 < time.monotonic() - started < 1.3
     assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")
-    assert second.last.peer_closed.wait(2)
+    assert second.last.peer_closed.wait(PATIENCE)
     assert "upstream_timeout" in rig.evidence(response.headers["x-countersign-id"]).faults
 
 
@@ -250,12 +244,12 @@ def test_silence_of_the_second_one(pair: Callable[..., Rig], second: FakeBackend
     with rig.worker(FIRST_BAD, NOBODY):
         response = rig.chat(headers=INLINE)
     assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")
-    assert second.last.peer_closed.wait(2)
+    assert second.last.peer_closed.wait(PATIENCE)
 
 
 def _request(rig: Rig) -> socket.socket:
     body = json.dumps(CHAT).encode()
-    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-countersign-mode: inline\r\n"
     head += b"content-length: %d\r\n\r\n"
     client.sendall(head % len(body) + body)
@@ -265,11 +259,11 @@ def _request(rig: Rig) -> socket.socket:
 def test_leaving_while_the_first_is_verified(pair: Callable[..., Rig], second: FakeBackend) -> None:
     rig = pair()
     client = _request(rig)
-    _until(rig.open_ids)
+    wait_until(rig.open_ids)
     (id,) = rig.open_ids()
     rig.evidence(id)
     client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     rig.decide(id, "reject", NOBODY)
     time.sleep(0.2)
     assert second.requests == []
@@ -282,22 +276,22 @@ def test_leaving_while_the_second_is_asked(pair: Callable[..., Rig], second: Fak
     if phase != "while it is verified":
         second.script = [*([wire.whole(OTHER)[:-50]] if phase == "in its answer" else []), PeerCloses()]
     client = _request(rig)
-    _until(rig.open_ids)
+    wait_until(rig.open_ids)
     (first,) = rig.open_ids()
     rig.evidence(first)
     rig.decide(first, "reject", NOBODY)
-    _until(lambda: second.requests)
+    wait_until(lambda: second.requests)
     time.sleep(0.1)
     left = time.monotonic()
     client.close()
-    _until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     (other,) = (set(rig.open_ids()) | _decided(rig)) - {first}
     if phase == "before its answer":
         assert rig.verdict(other)["reasons"] == ["client_left"]
     else:
         assert rig.evidence(other).complete == (phase == "while it is verified")
     if phase != "while it is verified":
-        assert second.last.peer_closed.wait(2)
+        assert second.last.peer_closed.wait(PATIENCE)
         assert second.last.peer_closed_at - left < 0.2
     assert all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all)
 
@@ -316,7 +310,7 @@ def test_redis_dies_before_the_second_verdict(backend: FakeBackend, second: Fake
             rig.stand("b2", "suspect")
             with ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(rig.chat, INLINE)
-                _until(rig.open_ids)
+                wait_until(rig.open_ids)
                 (id,) = rig.open_ids()
                 rig.evidence(id)
                 rig.decide(id, "reject", NOBODY)

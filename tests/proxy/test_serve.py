@@ -30,6 +30,7 @@ from tests.proxy.conftest import CHAT
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.queue import evidence_key, verdict_key
 
 Start = Callable[..., "Serve"]
@@ -59,7 +60,7 @@ class Serve:
 
     def ready(self) -> httpx.Response:
         """Wait for it to answer."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 return httpx.get(f"{self.url}/readyz")
@@ -69,8 +70,8 @@ class Serve:
 
     def wait(self) -> int:
         """Its exit code."""
-        code = self.process.wait(15)
-        self._reader.join(5)
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         return code
 
 
@@ -103,7 +104,7 @@ def _with_backend(backend: FakeBackend) -> dict[str, Any]:
     }
 
 
-def _gone(path: Path, timeout: float = 5.0) -> bool:
+def _gone(path: Path, timeout: float = PATIENCE) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:
@@ -184,7 +185,7 @@ def _valkey_of(socket_path: Path) -> int:
         return int(client.info("server")["process_id"])
 
 
-def _answers_again(socket_path: Path, after: int, timeout: float = 10.0) -> None:
+def _answers_again(socket_path: Path, after: int, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -240,7 +241,7 @@ def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, t
         id = first.headers["x-countersign-id"]
         assert "x-countersign-verdict" not in first.headers
         with redis.Redis(unix_socket_path=str(path)) as client:
-            recorded = time.monotonic() + 5
+            recorded = time.monotonic() + PATIENCE
             while not client.exists(evidence_key(id)):
                 assert time.monotonic() < recorded
                 time.sleep(0.01)
@@ -249,7 +250,7 @@ def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, t
         os.kill(before, signal.SIGKILL)
         assert httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT).status_code == 200
         _answers_again(path, before)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while serving.ready().json()["redis"] != "up":
             assert time.monotonic() < deadline
             time.sleep(0.05)

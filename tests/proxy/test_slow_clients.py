@@ -19,6 +19,7 @@ from tests.proxy.test_serve import Serve
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Script
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.queue import OPEN
 
 CHAT_PATH = "/v1/chat/completions"
@@ -53,14 +54,7 @@ def _ask(client: socket.socket, path: str = CHAT_PATH, **fields: Any) -> None:
     client.sendall(b"content-length: %d\r\n\r\n%s" % (len(body), body))
 
 
-def _until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def _is_cut(client: socket.socket, timeout: float = 10.0) -> bool:
+def _is_cut(client: socket.socket, timeout: float = PATIENCE) -> bool:
     """Whether the proxy has let go of the connection; reads nothing of what it sent."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -91,11 +85,11 @@ def test_a_stream_that_nobody_takes(make_rig: Callable[..., Rig], which: str) ->
     with _client(rig) as client:
         began = time.monotonic()
         _ask(client, stream=True)
-        _until(lambda: rig.open_ids())
+        wait_until(lambda: rig.open_ids())
         (id,) = rig.open_ids()
-        _until(lambda: _free(rig))
+        wait_until(lambda: _free(rig))
         assert 0.5 < time.monotonic() - began < 5
-        assert rig.backend.last.peer_closed.wait(1)
+        assert rig.backend.last.peer_closed.wait(PATIENCE)
         evidence = rig.evidence(id)
         assert "client_left" in evidence.faults
         assert not evidence.complete
@@ -116,8 +110,8 @@ def test_it_says_nothing_of_the_backend(make_rig: Callable[..., Rig], which: str
     for _ in range(3):
         with _client(rig) as client:
             _ask(client, stream=True)
-            _until(lambda: rig.proxy.drain.in_flight)
-            _until(lambda: _free(rig))
+            wait_until(lambda: rig.proxy.drain.in_flight)
+            wait_until(lambda: _free(rig))
     rig.backend.script = wire.stream()
     assert rig.chat(stream=True).content.endswith(wire.DONE)
 
@@ -140,8 +134,8 @@ def test_whatever_it_is(
     rig.backend.script = script
     with _client(rig) as client:
         _ask(client, path, **fields)
-        _until(lambda: rig.backend.requests)
-        _until(lambda: _free(rig), 5)
+        wait_until(lambda: rig.backend.requests)
+        wait_until(lambda: _free(rig))
     rig.backend.script = [wire.whole(wire.BODY)]
     assert rig.chat().status_code == 200
 
@@ -151,7 +145,7 @@ def test_a_whole_answer_is_not_kept_for_ever(make_rig: Callable[..., Rig]) -> No
     rig.backend.script = [_LARGE]
     with _client(rig) as client:
         _ask(client)
-        _until(lambda: rig.backend.requests)
+        wait_until(lambda: rig.backend.requests)
         assert _is_cut(client)
 
 
@@ -168,7 +162,7 @@ def test_answers_in_a_row_that_nobody_takes(make_rig: Callable[..., Rig]) -> Non
             for _ in range(20_000):
                 client.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert _is_cut(client)
-    _until(lambda: _free(rig))
+    wait_until(lambda: _free(rig))
 
 
 def test_one_that_takes_little_is_left_alone(make_rig: Callable[..., Rig]) -> None:
@@ -211,13 +205,13 @@ def test_little_is_not_enough_for_longer_than_the_total(make_rig: Callable[..., 
     rig.backend.script = _ENDLESS
     with _client(rig) as client:
         _ask(client, stream=True)
-        _until(lambda: rig.backend.requests)
+        wait_until(lambda: rig.backend.requests)
         began = time.monotonic()
         while not _free(rig):
             client.recv(256)
             time.sleep(0.01)
             assert time.monotonic() - began < 5
-        assert rig.backend.last.peer_closed.wait(1)
+        assert rig.backend.last.peer_closed.wait(PATIENCE)
 
 
 def test_whose_time_it_was(make_rig: Callable[..., Rig]) -> None:
@@ -227,14 +221,14 @@ def test_whose_time_it_was(make_rig: Callable[..., Rig]) -> None:
     rig.redis.delete(OPEN)
     with _client(rig) as client:
         _ask(client, stream=True)
-        _until(lambda: rig.open_ids())
+        wait_until(lambda: rig.open_ids())
         (id,) = rig.open_ids()
         time.sleep(2.3)
         client.settimeout(0.2)
         with contextlib.suppress(OSError):
             while client.recv(1 << 20):
                 pass
-        _until(lambda: _free(rig))
+        wait_until(lambda: _free(rig))
     evidence = rig.evidence(id)
     assert evidence.faults == ("client_left",)
 
@@ -245,7 +239,7 @@ def test_the_queue_is_a_part_of_the_total(make_rig: Callable[..., Rig], backend:
     backend.script = [3.0]
     with _client(rig) as first:
         _ask(first)
-        _until(lambda: _b1(rig).outstanding)
+        wait_until(lambda: _b1(rig).outstanding)
         time.sleep(0.4)
         began = time.monotonic()
         response = rig.chat()
@@ -268,7 +262,7 @@ def test_a_drain_without_a_limit_ends(backend: FakeBackend, valkey: Valkey, tmp_
         serving.ready()
         with _to(int(serving.url.rpartition(":")[2])) as client:
             _ask(client, stream=True)
-            _until(lambda: backend.requests)
+            wait_until(lambda: backend.requests)
             serving.process.send_signal(signal.SIGTERM)
             assert serving.wait() == 0
         assert not any("Traceback" in line for line in serving.lines)
@@ -284,8 +278,8 @@ def test_a_key_gets_its_place_back(make_rig: Callable[..., Rig]) -> None:
     rig.backend.script = _ENDLESS
     with _client(rig) as client:
         _ask(client, stream=True)
-        _until(lambda: rig.backend.requests)
+        wait_until(lambda: rig.backend.requests)
         rig.backend.script = [wire.whole(wire.BODY)]
         assert rig.chat().status_code == 429
-        _until(lambda: _free(rig))
-        _until(lambda: rig.chat().status_code == 200)
+        wait_until(lambda: _free(rig))
+        wait_until(lambda: rig.chat().status_code == 200)

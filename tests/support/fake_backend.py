@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from tests.support.waiting import PATIENCE
+
 
 @dataclass(frozen=True)
 class Close:
@@ -90,13 +92,13 @@ class FakeBackend:
 
     def __enter__(self) -> FakeBackend:
         self._thread.start()
-        assert self._up.wait(5)
+        assert self._up.wait(PATIENCE)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._over is not None
         self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())

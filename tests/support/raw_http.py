@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @dataclass

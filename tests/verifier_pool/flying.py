@@ -13,6 +13,7 @@ from rq.timeouts import TimerDeathPenalty
 from policies.errors import ReplayError
 from policies.evidence import Replay
 from policies.settings import Settings
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool.fair import FairQueue
@@ -74,7 +75,7 @@ class Running:
         while isinstance(self._reference, Told) and self.thread.is_alive():
             self._reference.let()
             self.thread.join(0.1)
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
 
 

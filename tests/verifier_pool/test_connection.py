@@ -23,6 +23,7 @@ from tests.support.black_hole import BlackHole
 from tests.support.fake_backend import FakeBackend
 from tests.support.redises import Place
 from tests.support.running import RunningProxy, settings_for
+from tests.support.waiting import PATIENCE
 from verifier_pool.connection import connect, connect_async
 from verifier_pool.queue import PREFIX, evidence_key
 from verifier_pool.redis_url import parse
@@ -59,12 +60,12 @@ def worker(folder: Path, url: str) -> Iterator[None]:
             stderr=log,
         )
     try:
-        redises.wait_until(lambda: "ready: taking verifications" in (folder / "worker.log").read_text(), 30)
+        redises.wait_until(lambda: "ready: taking verifications" in (folder / "worker.log").read_text())
         yield
         assert process.poll() is None, (folder / "worker.log").read_text()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -72,7 +73,7 @@ def proxy(url: str, **more: object) -> Iterator[tuple[FakeBackend, httpx.Client]
     with FakeBackend() as backend:
         backend.script = [wire.whole(wire.BODY)]
         settings: Settings = settings_for(backend.url, **more)
-        with RunningProxy(settings, url) as running, httpx.Client(base_url=running.url, timeout=40) as http:
+        with RunningProxy(settings, url) as running, httpx.Client(base_url=running.url, timeout=PATIENCE) as http:
             yield backend, http
 
 
@@ -85,7 +86,7 @@ def ask(http: httpx.Client, mode: str = "inline") -> httpx.Response:
     return http.post("/v1/chat/completions", json=CHAT, headers={"x-countersign-mode": mode})
 
 
-def verdict(http: httpx.Client, id: str, seconds: float = 20) -> str:
+def verdict(http: httpx.Client, id: str, seconds: float = PATIENCE) -> str:
     deadline = time.monotonic() + seconds
     while True:
         found = http.get(f"/v1/verifications/{id}")
@@ -98,7 +99,7 @@ def verdict(http: httpx.Client, id: str, seconds: float = 20) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_generation_gets_its_verdict(folder: Path, kind: str) -> None:
     with KINDS[kind](folder) as place, worker(folder, place.url), proxy(place.url) as (_, http):
-        redises.wait_until(lambda: verified(http), 40)
+        redises.wait_until(lambda: verified(http))
         answer = ask(http)
         assert answer.status_code == 200
         assert answer.headers["x-countersign-verdict"] != "unverified", answer.text
@@ -113,7 +114,7 @@ def test_what_was_accepted_survives_its_master(folder: Path, kind: str) -> None:
             id = ask(http, "async").headers["x-countersign-id"]
             redises.wait_until(lambda: client.exists(evidence_key(id)))
         place.fail()
-        redises.wait_until(lambda: client.set(PREFIX + "probe", b"", ex=9), 30)
+        redises.wait_until(lambda: client.set(PREFIX + "probe", b"", ex=9))
         with worker(folder, place.url), proxy(place.url) as (_, http):
             assert verdict(http, id) != "unverified"
             assert ask(http).headers["x-countersign-verdict"] != "unverified"
@@ -132,11 +133,11 @@ def test_whoever_says_where_to_go_may_be_gone_without_a_word(folder: Path, kind:
 @pytest.mark.parametrize("kind", ["sentinel", "tls-sentinel", "cluster"])
 def test_proxy_and_worker_follow_the_master(folder: Path, kind: str) -> None:
     with KINDS[kind](folder) as place, worker(folder, place.url), proxy(place.url) as (_, http):
-        redises.wait_until(lambda: verified(http), 40)
+        redises.wait_until(lambda: verified(http))
         place.fail()
         during = ask(http, "async")
         assert during.status_code == 200
-        redises.wait_until(lambda: verified(http), 40)
+        redises.wait_until(lambda: verified(http))
         # Said to be unverified or not, it ends with one verdict.
         assert verdict(http, during.headers["x-countersign-id"])
 

@@ -46,7 +46,7 @@ def end_of(redis: Redis, pool: rig.Pool, id: str) -> Verification:
         if not store.decided(id):
             sweep(store, settings("redis://x").verification, now=time.time() + later)
             pool.serve(burst=True)
-    return rig.verdict_of(redis, id, 0.1)
+    return rig.verdict_of(redis, id)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -59,7 +59,7 @@ def test_a_replay_job(redis: Redis, valkey_url: str, field: str) -> None:
         redis.hset(Job.key_for(replay_job(id)), field, value)
     pool.serve(burst=True)
     for id in ids[1::2]:
-        assert rig.verdict_of(redis, id, 0.1)["audited"] is True
+        assert rig.verdict_of(redis, id)["audited"] is True
     for id in ids[::2]:
         assert end_of(redis, pool, id)["verdict"] in ("pass", "inconclusive", "unverified")
 
@@ -73,7 +73,7 @@ def test_a_cpu_job(redis: Redis, valkey_url: str, field: str) -> None:
         redis.hset(Job.key_for(id), field, value)
     pool.serve(burst=True)
     for id in ids[1::2]:
-        assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
+        assert rig.verdict_of(redis, id)["verdict"] == "unaudited"
     for id in ids[::2]:
         assert end_of(redis, pool, id)["verdict"] in ("unaudited", "unverified")
 
@@ -93,7 +93,7 @@ def test_a_job_whose_retry_is_due(redis: Redis, valkey_url: str, field: str) -> 
     pool.loop._release_due()
     pool.serve(burst=True)
     for id in ids[1::2]:
-        assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
+        assert rig.verdict_of(redis, id)["verdict"] == "unaudited"
     for id in ids[::2]:
         assert end_of(redis, pool, id)["verdict"] in ("unaudited", "unverified")
 
@@ -132,7 +132,7 @@ def test_a_job_whose_process_died(
         for later in cast("list[bytes]", redis.zrange(ours.scheduled_job_registry.key, 0, -1)):
             redis.zadd(ours.scheduled_job_registry.key, {later: 1})
     for id in ids[1::2]:
-        assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
+        assert rig.verdict_of(redis, id)["verdict"] == "unaudited"
     unreadable = 0
     for id in ids[::2]:
         verdict = end_of(redis, pool, id)
@@ -152,7 +152,7 @@ def test_an_upkeep_that_breaks_ends_nobody(redis: Redis, valkey_url: str, monkey
     rules = settings(valkey_url)
     id = rig.submit(redis, rules, [answer()])
     rig.worker(redis, rules).serve(burst=True)
-    assert rig.verdict_of(redis, id, 0.1)["verdict"] == "unaudited"
+    assert rig.verdict_of(redis, id)["verdict"] == "unaudited"
 
 
 def test_a_job_that_cannot_be_ended_is_a_dead_letter(
@@ -172,6 +172,6 @@ def test_a_job_that_cannot_be_ended_is_a_dead_letter(
 
     monkeypatch.setattr(Stages, "answer", once)
     pool.serve(burst=True)
-    assert rig.verdict_of(redis, good, 0.1)["audited"] is True
-    assert "replay_failed: ZeroDivisionError" in rig.verdict_of(redis, bad, 0.1)["reasons"]
+    assert rig.verdict_of(redis, good)["audited"] is True
+    assert "replay_failed: ZeroDivisionError" in rig.verdict_of(redis, bad)["reasons"]
     assert FairQueue(queue_of("toy"), connection=redis).failed_job_registry.get_job_ids() == [replay_job(bad)]

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from redis import Redis
 
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from verifier_pool import parents, worker
 from verifier_pool.parents import stop_with, wait_for_end
@@ -56,12 +57,12 @@ def test_a_killed_supervisor_takes_its_processes_along_while_redis_is_away(tmp_p
         supervisor = subprocess.Popen(command, cwd=rig.ROOT, stderr=log)
     pids: list[int] = []
     try:
-        rig.wait_until(lambda: (tmp_path / "log").read_text().count("does not answer") >= 4, 30)
+        rig.wait_until(lambda: (tmp_path / "log").read_text().count("does not answer") >= 4)
         pids = children_of(supervisor.pid)
         assert len(pids) == 2
         supervisor.kill()
         supervisor.wait()
-        rig.wait_until(lambda: not any(map(runs, pids)), 15)
+        rig.wait_until(lambda: not any(map(runs, pids)))
     finally:
         supervisor.kill()
         supervisor.wait()
@@ -81,7 +82,7 @@ def test_the_end_of_a_process_is_noticed(monkeypatch: pytest.MonkeyPatch, pidfd:
     assert waiting.is_alive()
     process.kill()
     process.wait()
-    waiting.join(10)
+    waiting.join(PATIENCE)
     assert not waiting.is_alive()
     wait_for_end(process.pid)
 
@@ -91,4 +92,4 @@ def test_a_parent_that_lives_stops_nobody() -> None:
     stop_with(os.getppid(), stop)
     assert not stop.wait(0.3)
     stop_with(os.getpid(), stop)
-    assert stop.wait(10)
+    assert stop.wait(PATIENCE)

@@ -182,7 +182,7 @@ def test_what_is_undecided_is_queued_anew(redis: Redis, valkey_url: str, command
     assert redis.zscore(OPEN, id)
     assert redis.zscore(waiting_key("honest"), id)
     rig.worker(redis, rules).serve(burst=True)
-    assert rig.verdict_of(redis, id, 1)["verdict"] == "unaudited"
+    assert rig.verdict_of(redis, id)["verdict"] == "unaudited"
 
 
 def test_without_evidence_nothing_can_be_done(redis: Redis, valkey_url: str, command: Command) -> None:
@@ -222,7 +222,7 @@ def test_a_replay_is_asked_for_again(redis: Redis, valkey_url: str, command: Com
     assert (letter["id"], letter["job"], letter["stage"], letter["reason"]) == (id, id + "-r", "replay", "EngineDead")
     assert command("requeue", id) == f"{id}-r: queued anew\n"
     rig.worker(redis, rules, {"toy": ToyReference()}).serve(burst=True)
-    assert rig.verdict_of(redis, id, 1)["audited"] is True
+    assert rig.verdict_of(redis, id)["audited"] is True
 
 
 def test_a_dropped_replay_is_judged_without(redis: Redis, valkey_url: str, command: Command) -> None:
@@ -235,7 +235,7 @@ def test_a_dropped_replay_is_judged_without(redis: Redis, valkey_url: str, comma
     (said,) = command.json("requeue", id + "-r", code=1)
     assert said["why"] == "there is no such dead letter"
     rig.worker(redis, rules, {"toy": ToyReference()}).serve(burst=True)
-    verdict = rig.verdict_of(redis, id, 1)
+    verdict = rig.verdict_of(redis, id)
     assert verdict["verdict"] == "inconclusive"
 
 

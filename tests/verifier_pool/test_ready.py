@@ -89,7 +89,7 @@ def test_a_killed_worker_is_not_ready_though_it_is_listed(redis: Redis, valkey_u
     code = "import sys; from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
     process = rig.start(code, *arguments)
     try:
-        rig.wait_until(lambda: ready.main(arguments) == 0, 30)
+        rig.wait_until(lambda: ready.main(arguments) == 0)
     finally:
         process.kill()
         process.wait()

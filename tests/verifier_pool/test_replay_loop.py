@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 from rq.job import Job
 
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.flying import Running, Told, letters, submit
 from tests.verifier_pool.toy import ToyReference, answer, settings
@@ -132,7 +133,7 @@ def test_two_loops_share_a_queue_without_doing_anything_twice(
 
     def both_at_work(mine: int) -> None:
         began[mine].set()
-        assert began[1 - mine].wait(20)
+        assert began[1 - mine].wait(PATIENCE)
 
     references = [ToyReference(lambda _, mine=mine: both_at_work(mine), threads=8) for mine in range(2)]  # type: ignore[misc]
     for reference in references:

@@ -13,6 +13,7 @@ from rq.serializers import JSONSerializer
 
 from policies.errors import ReplayError
 from policies.evidence import Evidence
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.flying import Running, Told, letters, submit
 from tests.verifier_pool.toy import ToyReference, answer, settings
@@ -95,7 +96,7 @@ def test_evidence_that_kills_its_engine_ends_among_the_dead_letters_alone(
     running(told)
     deaths = 0
     rig.wait_until(lambda: len(told.held) == 31)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not letters(redis):
         assert time.monotonic() < deadline
         with told._lock:

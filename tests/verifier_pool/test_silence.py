@@ -15,6 +15,7 @@ from redis import Redis
 from redis.exceptions import TimeoutError as RedisTimeout
 from rq.worker_registration import REDIS_WORKER_KEYS
 
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.relay import relayed
 from tests.verifier_pool.toy import ToyReference, answer, settings
@@ -44,13 +45,13 @@ def test_a_worker_gets_over_connections_that_died_without_a_word(redis: Redis, v
         process = rig.start(WORKER, relay.url)
         try:
             before = rig.submit(redis, rules, [answer()])
-            assert rig.verdict_of(redis, before, 30)["audited"] is True
+            assert rig.verdict_of(redis, before)["audited"] is True
             for _ in range(2):
                 relay.silence()
                 id = rig.submit(redis, rules, [answer()])
-                assert rig.verdict_of(redis, id, 30)["audited"] is True
+                assert rig.verdict_of(redis, id)["audited"] is True
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
             process.wait()
@@ -92,7 +93,7 @@ Loop(VERIFY_QUEUE, Redis.from_url(sys.argv[1]), threading.Event(), on_failed=pri
 def test_a_loop_that_hangs_between_jobs_ends_its_process(redis: Redis, valkey_url: str) -> None:
     process = rig.start(HUNG, valkey_url, "hangs")
     try:
-        assert process.wait(20) == 70
+        assert process.wait(PATIENCE) == 70
     finally:
         process.kill()
         process.wait()
@@ -124,7 +125,7 @@ def test_a_job_that_took_long_is_no_loop_that_hangs(
     monkeypatch.setattr(jobs, "judge", slowly)
     id = rig.submit(redis, rules := settings(valkey_url, audit={"rate": 0.0}), [answer()])
     rig.worker(redis, rules).serve(burst=True)
-    rig.verdict_of(redis, id, 0.1)
+    rig.verdict_of(redis, id)
     assert not ended
 
 
@@ -136,21 +137,21 @@ def test_who_outlives_what_redis_knew_is_listed_again(redis: Redis, valkey_url: 
 
     def trouble(_requests: object) -> None:
         flying.set()
-        landing.wait(20)
+        landing.wait(PATIENCE)
 
     def listed() -> bool:
         return expected <= ready.queues_of(rules, socket.gethostname())
 
     def lose() -> list[bool]:
         try:
-            assert flying.wait(20)
+            assert flying.wait(PATIENCE)
             rig.wait_until(listed)
             if lost == "everything":
                 redis.flushall()
             else:
                 redis.delete(*([REDIS_WORKER_KEYS] if lost == "the list" else redis.smembers(REDIS_WORKER_KEYS)))
             gone = not listed()
-            rig.wait_until(listed, 10)
+            rig.wait_until(listed)
             return [gone, *(redis.ttl(key) > 0 for key in redis.smembers(REDIS_WORKER_KEYS))]
         finally:
             landing.set()

@@ -61,7 +61,7 @@ def test_a_replay_whose_job_was_lost_is_asked_for_again(redis: Redis, asked: tup
     redis.delete(Job.key_for(replay_job(id)))
     assert jobs.verify(id) == jobs.ASKED
     pool.serve(burst=True)
-    assert rig.verdict_of(redis, id, 0.1)["audited"] is True
+    assert rig.verdict_of(redis, id)["audited"] is True
 
 
 def test_the_first_outcome_is_the_outcome(redis: Redis, asked: tuple[Settings, str, rig.Pool]) -> None:
@@ -71,7 +71,7 @@ def test_the_first_outcome_is_the_outcome(redis: Redis, asked: tuple[Settings, s
     context.current().stages.give_up(id, "replay_failed", second=False)
     assert redis.get(outcome_key(id)) == before
     pool.serve(burst=True)
-    assert "reference_backlog" in rig.verdict_of(redis, id, 0.1)["reasons"]
+    assert "reference_backlog" in rig.verdict_of(redis, id)["reasons"]
 
 
 def test_what_waits_with_a_generation_is_counted(redis: Redis, asked: tuple[Settings, str, rig.Pool]) -> None:
@@ -103,7 +103,7 @@ def test_a_request_that_is_too_large_is_too_long(
     rules, reference = settings(valkey_url), ToyReference()
     id = rig.submit(redis, rules, [answer()])
     rig.worker(redis, rules, {"toy": reference}).serve(burst=True)
-    assert "too_long" in rig.verdict_of(redis, id, 0.1)["reasons"]
+    assert "too_long" in rig.verdict_of(redis, id)["reasons"]
     assert reference.seen == []
 
 

@@ -103,7 +103,7 @@ def test_a_replay_nobody_comes_to_is_judged_without(redis: Redis, store: Store, 
     sweep(store, rules.verification, time.time() + 70)
     assert not redis.exists(REPLAYING, request_key(id))
     pool.loop.serve(burst=True)
-    verification = rig.verdict_of(redis, id, 0.1)
+    verification = rig.verdict_of(redis, id)
     assert (verification["verdict"], verification["audited"]) == ("inconclusive", True)
     assert "reference_backlog" in verification["reasons"]
     # Its turn comes, and nothing is done.
@@ -118,7 +118,7 @@ def test_a_replay_that_runs_is_waited_for(redis: Redis, store: Store, valkey_url
     assert redis.zscore(REPLAYING, replay_job(id)) == pytest.approx(time.time() + 100, abs=5)
     redis.hset(Job.key_for(replay_job(id)), "status", "queued")
     pool.serve(burst=True)
-    assert "reference_backlog" not in rig.verdict_of(redis, id, 0.1)["reasons"]
+    assert "reference_backlog" not in rig.verdict_of(redis, id)["reasons"]
 
 
 def test_a_replay_that_failed_for_good_unheard(redis: Redis, store: Store, valkey_url: str) -> None:
@@ -127,7 +127,7 @@ def test_a_replay_that_failed_for_good_unheard(redis: Redis, store: Store, valke
     redis.zadd(REPLAYING, {replay_job(id): 1})
     sweep(store, rules.verification)
     pool.loop.serve(burst=True)
-    assert "replay_failed" in rig.verdict_of(redis, id, 0.1)["reasons"]
+    assert "replay_failed" in rig.verdict_of(redis, id)["reasons"]
     assert redis.exists(Job.key_for(replay_job(id)))
 
 
@@ -137,7 +137,7 @@ def test_a_check_that_failed_for_good_unheard(redis: Redis, store: Store) -> Non
     redis.hset(Job.key_for(id), "status", "failed")
     redis.zadd(OPEN, {id: 1})
     assert sweep(store, rules) == 1
-    assert rig.verdict_of(redis, id, 0.1)["reasons"] == ["job_failed"]
+    assert rig.verdict_of(redis, id)["reasons"] == ["job_failed"]
 
 
 @pytest.mark.parametrize("stage", ["asked", "replayed"])
@@ -152,7 +152,7 @@ def test_whatever_stage_is_lost_it_goes_on_from_there(redis: Redis, store: Store
     assert sweep(store, rules.verification) == 0
     done = pool.serve(burst=True)
     assert done == (3 if stage == "asked" else 1)
-    verification = rig.verdict_of(redis, id, 0.1)
+    verification = rig.verdict_of(redis, id)
     assert verification["audited"] is True
     assert "reference_backlog" not in verification["reasons"]
 
@@ -165,7 +165,7 @@ def test_what_expired_while_it_waited_is_no_proxys_fault(redis: Redis, store: St
     redis.delete(evidence_key(id), *(Job.key_for(job) for job in jobs_of(id)))
     redis.zadd(OPEN, {id: 1})
     assert sweep(store, rules.verification) == 1
-    assert rig.verdict_of(redis, id, 0.1)["reasons"] == ["evidence_expired"]
+    assert rig.verdict_of(redis, id)["reasons"] == ["evidence_expired"]
 
 
 def test_a_job_that_runs_without_evidence_is_waited_for(redis: Redis, store: Store, valkey_url: str) -> None:

@@ -14,6 +14,7 @@ from redis import Redis
 from policies.errors import ReplayError
 from policies.evidence import Evidence
 from policies.settings import Settings
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.audits import declared, judged, ready
 from tests.verifier_pool.sick import Sick, SickSecond
@@ -51,7 +52,7 @@ def serving(redis: Redis, rules: Settings, reference: ToyReference) -> Iterator[
         yield
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -94,8 +95,8 @@ def test_both_at_once_while_it_is_wrong(redis: Redis, rules: Settings) -> None:
     good = [rig.submit(redis, rules, [honest(number)]) for number in range(20)]
     bad = [rig.submit(redis, rules, [cheating(number)]) for number in range(20)]
     pool.serve(burst=True)
-    assert {rig.verdict_of(redis, id, 0.1)["verdict"] for id in good} == {"pass"}
-    assert {rig.verdict_of(redis, id, 0.1)["verdict"] for id in bad} == {"reject"}
+    assert {rig.verdict_of(redis, id)["verdict"] for id in good} == {"pass"}
+    assert {rig.verdict_of(redis, id)["verdict"] for id in bad} == {"reject"}
     # One canary showed it wrong, and one was enough for all who cheated.
     assert (reference.restarts, reference.canaries) == (1, 2)
     assert not redis.keys(WANTED + ":*")
@@ -111,7 +112,7 @@ def test_the_operators_extra_replay_is_held_to_the_same(redis: Redis, valkey_url
     claim[3, [0, 1]] = claim[3, [1, 0]]  # unsorted: the checks without a replay doubt it
     rig.submit(redis, rules, [replace(evidence, claim_logprobs=claim)])
     pool.serve(burst=True)
-    verification = rig.verdict_of(redis, evidence.id, 0.1)
+    verification = rig.verdict_of(redis, evidence.id)
     assert verification["extra_replay"] is True
     results = {check["name"]: check["result"] for check in verification["checks"]}
     assert results["distance"] != "reject"
@@ -179,7 +180,7 @@ def test_a_canary_of_another_reference_says_nothing(redis: Redis, rules: Setting
     other.replaying[0]._care._vouching.answer(other.replaying[0]._care.instance, good=10**6)
     assert jobs.verify(evidence.id) == jobs.WAITING
     pool.serve(burst=True)
-    assert rig.verdict_of(redis, evidence.id, 0.1)["verdict"] == "pass"
+    assert rig.verdict_of(redis, evidence.id)["verdict"] == "pass"
     assert (ill.restarts, ill.canaries, well.canaries) == (1, 1, 0)
 
 
@@ -222,7 +223,7 @@ def test_nobody_waits_for_ever(redis: Redis, rules: Settings) -> None:
     redis.hset(vouching_key(evidence.id), "until", time.time() - 1)
     sweep(store, rules.verification, now=later)
     pool.loop.serve(burst=True)
-    verification = rig.verdict_of(redis, evidence.id, 0.1)
+    verification = rig.verdict_of(redis, evidence.id)
     assert (verification["verdict"], verification["audited"]) == ("inconclusive", True)
     assert "canary_overdue" in verification["reasons"]
 
@@ -240,7 +241,7 @@ def test_a_reference_that_is_gone_leaves_its_replays_to_another(redis: Redis, ru
         sweep(context.current().store, rules.verification)
     other = Sick()
     ready(redis, rules, other).serve(burst=True)
-    assert rig.verdict_of(redis, evidence.id, 0.1)["verdict"] == "reject"
+    assert rig.verdict_of(redis, evidence.id)["verdict"] == "reject"
     assert (reference.canaries, other.canaries) == (0, 1)
 
 
@@ -250,7 +251,7 @@ def test_a_reference_whose_engine_was_another_one_meanwhile(redis: Redis, rules:
     pool = waiting(redis, rules, reference, evidence)
     reference.life += 1
     pool.serve(burst=True)
-    assert rig.verdict_of(redis, evidence.id, 0.1)["verdict"] == "reject"
+    assert rig.verdict_of(redis, evidence.id)["verdict"] == "reject"
     # Replayed again, and then believed.
     assert [len(request.output_ids) for request in reference.seen].count(48) == 2
     assert reference.canaries == 1
@@ -288,7 +289,7 @@ def test_a_worker_that_ends_waits_no_longer_than_it_must(
     assert not context.current().store.decided(evidence.id)
     reference.trouble = None
     ready(redis, rules, reference).serve(burst=True)
-    assert rig.verdict_of(redis, evidence.id, 0.1)["verdict"] == "reject"
+    assert rig.verdict_of(redis, evidence.id)["verdict"] == "reject"
 
 
 def test_an_outcome_that_was_judged_is_forgotten_and_no_later_one(redis: Redis, rules: Settings) -> None:

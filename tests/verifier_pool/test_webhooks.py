@@ -13,6 +13,7 @@ from rq.serializers import JSONSerializer
 from policies.errors import SettingsError
 from policies.settings import Settings
 from policies.verification import unverified
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
@@ -154,10 +155,10 @@ def test_the_worker_brings_its_own_webhook_process(redis: Redis, valkey_url: str
         process = rig.start(code, "--config", config)
         try:
             id = rig.submit(redis, rules, [answer()])
-            rig.wait_until(lambda: receiver.requests, 30)
+            rig.wait_until(lambda: receiver.requests)
             assert orjson.loads(receiver.requests[0][1])["data"]["id"] == id
             assert redis.scard(RQ_PREFIX + ":workers") == 2
         finally:
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(PATIENCE) == 0
         assert redis.scard(RQ_PREFIX + ":workers") == 0

@@ -17,6 +17,7 @@ from redis import Redis
 
 from policies.errors import SettingsError
 from policies.settings import Settings
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import VOCAB, ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX, context, worker
@@ -80,7 +81,7 @@ def start(config: Path, tmp_path: Path) -> Iterator[Start]:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def submit(redis: Redis, rules: Settings, count: int, **changes: Any) -> list[str]:
@@ -91,22 +92,22 @@ def test_each_kind_of_work_in_processes_of_its_own(redis: Redis, valkey_url: str
     cpu = start("--only", "verify", "--processes", "2")
     start(seconds=0.01)
     start(seconds=0.01)
-    rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers:" + VERIFY_QUEUE) == 2, 30)
+    rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers:" + VERIFY_QUEUE) == 2)
     ids = submit(redis, settings(valkey_url), 60)
     for id in ids:
-        assert rig.verdict_of(redis, id, 30)["audited"] is True
+        assert rig.verdict_of(redis, id)["audited"] is True
     cpu.terminate()
-    assert cpu.wait(20) == 0
+    assert cpu.wait(PATIENCE) == 0
     assert redis.scard(RQ_PREFIX + ":workers:" + VERIFY_QUEUE) == 0
 
 
 def test_a_verifying_process_that_dies_is_started_again(redis: Redis, valkey_url: str, start: Start) -> None:
     start("--only", "verify", "--processes", "2")
     workers = RQ_PREFIX + ":workers:" + VERIFY_QUEUE
-    rig.wait_until(lambda: redis.scard(workers) == 2, 30)
+    rig.wait_until(lambda: redis.scard(workers) == 2)
     (key, *_) = redis.smembers(workers)
     os.kill(int(redis.hget(key, "pid") or 0), signal.SIGKILL)
-    rig.wait_until(lambda: len(set(redis.smembers(workers)) - {key}) == 2, 30)
+    rig.wait_until(lambda: len(set(redis.smembers(workers)) - {key}) == 2)
 
 
 def test_a_killed_replay_process_leaves_its_replays_to_the_next(
@@ -116,12 +117,12 @@ def test_a_killed_replay_process_leaves_its_replays_to_the_next(
     start("--only", "verify")
     victim = start(seconds=60)
     marks = tmp_path / "marks"
-    rig.wait_until(lambda: marks.exists() and len(marks.read_text().split()) == 20, 30)
+    rig.wait_until(lambda: marks.exists() and len(marks.read_text().split()) == 20)
     victim.kill()
     victim.wait()
     start(seconds=0)
     for id in ids:
-        assert rig.verdict_of(redis, id, 60)["audited"] is True
+        assert rig.verdict_of(redis, id)["audited"] is True
     assert len(marks.read_text().split()) == 40
     assert not FairQueue(queue_of("toy"), connection=redis).failed_job_registry.get_job_ids()
 
@@ -134,7 +135,7 @@ def test_evidence_that_kills_its_process_takes_nothing_else_down_twice(
     poison = rig.submit(redis, rules, [answer((63, 5, 7))])
     start("--only", "verify")
     letters = FairQueue(queue_of("toy"), connection=redis).failed_job_registry
-    rig.wait_until(lambda: all(redis.exists(request_key(id)) for id in (*innocents, poison)), 30)
+    rig.wait_until(lambda: all(redis.exists(request_key(id)) for id in (*innocents, poison)))
     deaths = 0
     while not letters.get_job_ids():
         process = start(seconds=0.3)
@@ -144,13 +145,13 @@ def test_evidence_that_kills_its_process_takes_nothing_else_down_twice(
     assert letters.get_job_ids() == [replay_job(poison)]
     assert deaths == 4
     for id in innocents:
-        assert "replay_failed" not in str(rig.verdict_of(redis, id, 60)["reasons"])
+        assert "replay_failed" not in str(rig.verdict_of(redis, id)["reasons"])
     replayed = Counter((tmp_path / "marks").read_text().split())
     assert replayed.pop("63") == 4
     # At most with the poison the first time, and alone the second; some end before it takes its process down.
     assert len(replayed) == 10
     assert set(replayed.values()) <= {1, 2}
-    verdict = rig.verdict_of(redis, poison, 60)
+    verdict = rig.verdict_of(redis, poison)
     assert verdict["verdict"] == "inconclusive"
     assert "replay_failed: AbandonedJobError" in verdict["reasons"]
 
@@ -164,7 +165,7 @@ def test_all_in_one_until_nothing_is_left(
     )
     ids = submit(redis, settings(valkey_url), 20)
     assert worker.main(["--config", str(config), "--burst"]) == 0
-    assert all(rig.verdict_of(redis, id, 0.1)["audited"] is True for id in ids)
+    assert all(rig.verdict_of(redis, id)["audited"] is True for id in ids)
     assert reference.closed
 
 
@@ -181,7 +182,7 @@ def test_each_kind_alone_until_nothing_is_left(
     assert worker.main([*arguments, "replay"]) == 0
     assert redis.exists(outcome_key(id))
     assert worker.main([*arguments, "verify", "--processes", "2"]) == 0
-    assert rig.verdict_of(redis, id, 0.1)["audited"] is True
+    assert rig.verdict_of(redis, id)["audited"] is True
 
 
 @pytest.mark.parametrize(

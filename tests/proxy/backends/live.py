@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from policies.settings import hash_key
@@ -37,11 +36,3 @@ def reset(servers: list[FakeBackend]) -> None:
 def breaker_of(rig: Rig, at: int = 0) -> str:
     """The state of the breaker of the first, or another one."""
     return rig.proxy.services.backends.all[at].breaker.state
-
-
-def until(condition: Callable[[], object], timeout: float = 5.0) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

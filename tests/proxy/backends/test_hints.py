@@ -11,10 +11,11 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.proxy.backends.live import ANN, BUSY, ERROR, KEYS, QUICK, ROOT, Trio, breaker_of, reset, took, until
+from tests.proxy.backends.live import ANN, BUSY, ERROR, KEYS, QUICK, ROOT, Trio, breaker_of, reset, took
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("empty")
 
@@ -97,7 +98,7 @@ def test_a_hint_to_a_full_one_waits_and_is_refused(
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         stack.callback(over.set)
         first = pool.submit(rig.chat, headers=to_first)
-        until(lambda: backend.requests)
+        wait_until(lambda: backend.requests)
         assert rig.chat(headers=to_first).status_code == 503
         assert rig.chat().status_code == 200
         over.set()

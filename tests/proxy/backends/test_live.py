@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.backends.live import BUSY, ERROR, QUICK, Trio, breaker_of, reset, took, until
+from tests.proxy.backends.live import BUSY, ERROR, QUICK, Trio, breaker_of, reset, took
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step, Until
 from tests.support.raw_http import Call
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("empty")
 
@@ -71,7 +72,7 @@ def test_one_that_dies_and_comes_back(make_rig: Callable[..., Rig], second: Fake
     assert breaker_of(rig, 1) == "open"
     rig.proxy.services.backends.all[1].rest(0)
     with FakeBackend([wire.whole(wire.BODY)], port=port) as alive:
-        until(lambda: rig.chat().status_code == 200 and alive.requests)
+        wait_until(lambda: rig.chat().status_code == 200 and alive.requests)
         assert breaker_of(rig, 1) == "closed"
 
 
@@ -88,7 +89,7 @@ def test_none_left_is_said_at_once_and_when_to_come_again(make_rig: Callable[...
     assert refused.headers["x-request-id"] == "mine"
     assert refused.json()["error"]["code"] == "backend_unavailable"
     assert "x-countersign-id" not in refused.headers
-    until(lambda: rig.open_ids() == [])
+    wait_until(lambda: rig.open_ids() == [])
 
 
 def test_one_request_tries_one_that_was_silent(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
@@ -103,8 +104,8 @@ def test_one_request_tries_one_that_was_silent(make_rig: Callable[..., Rig], bac
     time.sleep(0.4)
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(rig.chat) for _ in range(10)]
-        until(lambda: sum(call.done() for call in calls) == 9)
-        until(lambda: len(backend.requests) == 3)
+        wait_until(lambda: sum(call.done() for call in calls) == 9)
+        wait_until(lambda: len(backend.requests) == 3)
         over.set()
         statuses = sorted(call.result().status_code for call in calls)
     assert statuses == [200] + [503] * 9
@@ -220,9 +221,9 @@ def test_clients_that_leave_never_count(trio: Trio, stream: bool) -> None:
         server.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:2]), 5.0] if stream else [5.0]
     for n in range(30):
         call = Call(rig.proxy.url, "/v1/chat/completions", json.dumps(CHAT | {"stream": stream}).encode(), {})
-        until(lambda n=n: sum(took(servers)) == n + 1)  # type: ignore[misc]
+        wait_until(lambda n=n: sum(took(servers)) == n + 1)  # type: ignore[misc]
         call.leave()
-    until(lambda: all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all))
+    wait_until(lambda: all(backend.outstanding == 0 for backend in rig.proxy.services.backends.all))
     for backend in rig.proxy.services.backends.all:
         assert (backend.breaker.state, backend.breaker.failures, backend.failure) == ("closed", 0, None)
 

@@ -15,10 +15,10 @@ from policies.settings import hash_key
 from proxy.backends.turn import Turn
 from proxy.relay import headers as names
 from tests.proxy.backends.fleet import Fleet
-from tests.proxy.backends.live import until
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Script, Step
+from tests.support.waiting import wait_until
 from verifier_pool.queue import OPEN
 
 INLINE = {"x-countersign-mode": "inline"}
@@ -66,8 +66,8 @@ def test_it_does_not_wait_for_a_verdict(
     backend.script = script
     with _asking(rig, inline=True, stream=stream) as first, _asking(rig, inline=True, stream=stream) as second:
         # One place, and each of them holds it only while it is answered: the second would never be asked.
-        until(lambda: len(backend.requests) == 2, 15)
-        until(lambda: _outstanding(rig) == 0)
+        wait_until(lambda: len(backend.requests) == 2)
+        wait_until(lambda: _outstanding(rig) == 0)
         backend.script = [wire.whole(wire.BODY)]
         assert rig.chat().status_code == 200
         assert rig.proxy.drain.in_flight >= 2
@@ -79,7 +79,7 @@ def test_it_does_not_wait_for_a_verdict(
                 part = client.recv(65536)
                 assert part
                 got += part
-    until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert _outstanding(rig) == 0
 
 
@@ -87,10 +87,10 @@ def test_nor_for_a_client_that_does_not_read(make_rig: Callable[..., Rig], backe
     rig = _one_place(make_rig, backend)
     backend.script = [LARGE]
     with _asking(rig, inline=False):
-        until(lambda: backend.requests and _outstanding(rig) == 0, 20)
+        wait_until(lambda: backend.requests and _outstanding(rig) == 0)
         backend.script = [wire.whole(wire.BODY)]
         assert rig.chat().status_code == 200
-    until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
 
 
 def test_the_rest_of_a_stream_that_is_here_is_the_clients(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
@@ -100,11 +100,11 @@ def test_the_rest_of_a_stream_that_is_here_is_the_clients(make_rig: Callable[...
     shown = wire.chunk(wire.CONTENT[0].replace(b'"One"', json.dumps("x" * 4000).encode()))
     backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *[shown] * 300, wire.chunk(wire.FINISH)]
     with _asking(rig, inline=False, stream=True) as client:
-        until(lambda: backend.requests)
+        wait_until(lambda: backend.requests)
         assert client.recv(100)
         backend.script = [wire.whole(wire.BODY)]
         assert _outstanding(rig) <= 1
-    until(lambda: rig.proxy.drain.in_flight == 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert _outstanding(rig) == 0
 
 
@@ -172,14 +172,14 @@ def test_it_is_given_back_once(
     monkeypatch.setattr("proxy.backends.backend.Backend.leave", counted)
     backend.script = _ENDINGS[ending]
     with _asking(rig, inline=inline, stream=stream) as client:
-        until(lambda: seen, 15)
+        wait_until(lambda: seen)
         assert client.recv(65536)
-    until(lambda: rig.proxy.drain.in_flight == 0, 15)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert seen == [0]
     seen.clear()
     with _asking(rig, inline=inline, stream=stream):
-        until(lambda: len(backend.requests) == 2, 15)
-    until(lambda: rig.proxy.drain.in_flight == 0, 15)
+        wait_until(lambda: len(backend.requests) == 2)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert seen == [0]
     breaker = rig.proxy.services.backends.all[0].breaker
     if ending in ("whole", "stream", "refused") or (stream and ending in ("no end", "refused in a stream")):
@@ -213,5 +213,3 @@ def test_a_free_place_is_not_the_last_word() -> None:
         assert not backend.breaker.admits(fleet.clock.now)
         turn.finished()
     assert (backend.breaker.state, backend.breaker.failures) == ("closed", 0)
-
-

@@ -15,11 +15,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.proxy.backends.live import ANN, BUSY, ERROR, KEYS, QUICK, ROOT, Trio, reset, took, until
+from tests.proxy.backends.live import ANN, BUSY, ERROR, KEYS, QUICK, ROOT, Trio, reset, took
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step, Until
 from tests.support.raw_http import Call
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("empty")
 
@@ -56,10 +57,10 @@ def test_a_full_queue_is_refused_at_once_and_a_long_wait_after_its_time(
     backend.script = [Until(over), wire.whole(wire.BODY)]
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(rig.chat)
-        until(lambda: backend.requests)
+        wait_until(lambda: backend.requests)
         started = time.monotonic()
         second = pool.submit(rig.chat)
-        until(lambda: rig.proxy.services.backends.groups["m"].waiting)
+        wait_until(lambda: rig.proxy.services.backends.groups["m"].waiting)
         assert rig.chat().status_code == 503
         assert time.monotonic() - started < 0.35
         refused = second.result()
@@ -79,11 +80,11 @@ def test_who_leaves_the_queue_is_forgotten(make_rig: Callable[..., Rig], backend
     waiting = rig.proxy.services.backends.groups["m"].waiting
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(rig.chat)
-        until(lambda: backend.requests)
+        wait_until(lambda: backend.requests)
         call = Call(rig.proxy.url, "/v1/chat/completions", json.dumps(CHAT).encode(), {})
-        until(lambda: waiting)
+        wait_until(lambda: waiting)
         call.leave()
-        until(lambda: not waiting)
+        wait_until(lambda: not waiting)
         over.set()
         assert first.result().status_code == 200
     assert len(backend.requests) == 1
@@ -142,7 +143,7 @@ def test_one_that_hangs_stalls_no_other(trio: Trio) -> None:
         try:
             calls = [pool.submit(rig.chat) for _ in range(200)]
             # It has its third of what is in flight at once, and no more.
-            until(lambda: sum(call.done() for call in calls) >= 192)
+            wait_until(lambda: sum(call.done() for call in calls) >= 192)
             assert len(servers[0].requests) <= 8
         finally:
             over.set()
@@ -198,7 +199,7 @@ async def test_whatever_happens_nothing_is_left_behind(trio: Trio, policy: str) 
         statuses.update(await asyncio.gather(*[one(n) for n in range(start, start + 40)]))
     assert set(statuses) <= {0, 200, 400, 429, 500, 502, 503, 504}
     assert statuses[200] > 30
-    until(lambda: rig.proxy.drain.in_flight == 0, 10)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert [backend.outstanding for backend in rig.proxy.services.backends.all] == [0, 0, 0]
     assert not rig.proxy.services.backends.groups["m"].waiting
     for server in servers:
@@ -224,16 +225,16 @@ def test_probes_decide_who_is_asked_and_never_end_the_service(
     backend.script, second.script = unwell, well
     rig = make_rig(second.url, health={"interval": 0.05, "down_after": 2, "up_after": 2}, keys=KEYS)
     first, other = rig.proxy.services.backends.all
-    until(lambda: not first.up)
+    wait_until(lambda: not first.up)
     assert [rig.chat(headers=ANN).status_code for _ in range(6)] == [200] * 6
     assert (took(backend), took(second)) == (0, 6)
     second.script = unwell
-    until(lambda: not other.up)
+    wait_until(lambda: not other.up)
     # Nobody is well: better than nothing.
     assert [rig.chat(headers=ANN).status_code for _ in range(6)] == [200] * 6
     assert (took(backend), took(second)) == (3, 9)
     backend.script = well
-    until(lambda: first.up)
+    wait_until(lambda: first.up)
     assert [rig.chat(headers=ANN).status_code for _ in range(4)] == [200] * 4
     assert (took(backend), took(second)) == (7, 9)
     page = rig.http.get("/metrics", headers=ROOT).text

@@ -23,6 +23,7 @@ from tests.proxy.conftest import CHAT
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.keys import KeyStore, Use, issue
 
 SETTLED = 5.0
@@ -106,7 +107,8 @@ def make_door(backend: FakeBackend, valkey: Valkey) -> Iterator[Callable[..., Do
             proxies = [stack.enter_context(RunningProxy(settings, valkey.url)) for _ in range(count)]
             limits = httpx.Limits(max_connections=200)
             clients = [
-                stack.enter_context(httpx.Client(base_url=each.url, timeout=20, limits=limits)) for each in proxies
+                stack.enter_context(httpx.Client(base_url=each.url, timeout=PATIENCE, limits=limits))
+                for each in proxies
             ]
             return Door(backend, store, proxies, clients)
 

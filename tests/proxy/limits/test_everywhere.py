@@ -15,6 +15,7 @@ from tests.support import redises, wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.redises import Place
 from tests.support.running import RunningProxy, settings_for
+from tests.support.waiting import PATIENCE
 
 Shape = Callable[[Path], AbstractContextManager[Place]]
 
@@ -35,7 +36,7 @@ def test_keys_and_limits(shape: Shape, backend: FakeBackend, tmp_path: Path) -> 
         http.headers["authorization"] = f"Bearer {made.json()['key']}"
         statuses = [http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 9}).status_code for _ in range(3)]
         assert statuses == [200, 200, 429]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while (use := http.get("/v1/keys/app").json()["use"])["charged"] < 14:
             assert time.monotonic() < deadline, use
             time.sleep(0.02)

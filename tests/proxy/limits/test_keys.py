@@ -21,6 +21,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from verifier_pool.keys import KEYS, KeyStore
 from verifier_pool.telemetry import log
 
@@ -158,14 +159,14 @@ def test_the_first_key_ends_this_machines_privilege(make_door: Callable[..., Doo
 def test_other_machines_are_served_once_there_is_a_key(door: Door, valkey: Valkey, tmp_path: Path) -> None:
     settings = {"host": "0.0.0.0", "redis_url": valkey.url}
     with serving(tmp_path, settings) as (url, process):
-        assert (url, process.wait(10)) == ("", 3)
+        assert (url, process.wait(PATIENCE)) == ("", 3)
     key = door.key()
     with serving(tmp_path, settings) as (url, _):
         here = url.replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(f"{here}/v1/models").status_code == 401
         assert httpx.get(f"{here}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
     with serving(tmp_path, settings | {"redis_url": "redis://127.0.0.1:1"}) as (url, process):
-        assert (url, process.wait(10)) == ("", 3)
+        assert (url, process.wait(PATIENCE)) == ("", 3)
 
 
 def test_keys_over_http(door: Door) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 
 from policies.errors import ReplayError
+from tests.support.waiting import PATIENCE
 from verifier_pool.reference.engine_loop import LoopThread
 
 
@@ -38,16 +39,16 @@ def test_from_any_thread() -> None:
 def test_cancelling_the_future_cancels_the_work() -> None:
     thread, began, ended = LoopThread("t"), threading.Event(), threading.Event()
     future = thread.submit(forever(began, ended))
-    assert began.wait(5)
+    assert began.wait(PATIENCE)
     assert future.cancel()
-    assert ended.wait(5)
+    assert ended.wait(PATIENCE)
     thread.close()
 
 
 def test_what_runs_when_it_closes_ends() -> None:
     thread, began, ended = LoopThread("t"), threading.Event(), threading.Event()
     future = thread.submit(forever(began, ended))
-    assert began.wait(5)
+    assert began.wait(PATIENCE)
     thread.close()
     assert ended.is_set()
     with pytest.raises(CancelledError):

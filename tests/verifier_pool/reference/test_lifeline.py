@@ -11,6 +11,7 @@ import time
 import pytest
 
 from policies._sections import PREFIX
+from tests.support.waiting import PATIENCE
 from verifier_pool.reference import lifeline
 
 WORKER = "import time, verifier_pool.reference.lifeline; print(__import__('os').getpid(), flush=True); time.sleep(60)"
@@ -49,7 +50,7 @@ def test_a_killed_owner_takes_its_engine_along(code: str, count: int) -> None:
         time.sleep(0.2)
         assert all(alive(pid) for pid in pids)
         owner.send_signal(signal.SIGKILL)
-        owner.wait(10)
+        owner.wait(PATIENCE)
         assert all(gone(pid) for pid in pids)
     finally:
         owner.kill()

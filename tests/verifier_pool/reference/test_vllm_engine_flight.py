@@ -18,6 +18,7 @@ import pytest
 from policies.errors import ReplayError, SettingsError
 from policies.evidence import Replay, ReplayForm
 from policies.settings import ReferenceSettings
+from tests.support.waiting import wait_until
 from tests.verifier_pool.reference.fake_llm import FakeLlm
 from tests.verifier_pool.toy import answer, logprobs_after
 from verifier_pool.reference import engine_reading, engine_start, vllm_engine
@@ -62,13 +63,6 @@ def hold(engine: VllmEngine) -> FakeLlm:
     return fake
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
-
-
 def reason(future: Future[Replay]) -> str:
     with pytest.raises(ReplayError) as caught:
         future.result(10)
@@ -79,7 +73,7 @@ def test_all_are_in_the_engine_at_once(start: Open) -> None:
     engine = start()
     fake = hold(engine)
     futures = [engine.submit(asking(number % 60)) for number in range(200)]
-    until(lambda: len(fake.asked) == 200)
+    wait_until(lambda: len(fake.asked) == 200)
     assert not any(future.done() for future in futures)
     engine.loop.call_soon_threadsafe(fake.hold.set)
     for number, future in enumerate(futures):
@@ -111,7 +105,7 @@ def test_the_engine_holds_a_few_steps_and_forms_take_turns(start: Open) -> None:
     forms: list[ReplayForm] = ["ids", "full"] * 40
     futures = [engine.submit(asking(3, form)) for form in forms]
     # Of 15 tokens each, three steps of 60.
-    until(lambda: len(fake.asked) == 12)
+    wait_until(lambda: len(fake.asked) == 12)
     time.sleep(0.05)
     assert len(fake.asked) == 12
     engine.loop.call_soon_threadsafe(fake.hold.set)
@@ -126,9 +120,9 @@ def test_cancelling_takes_it_out_of_the_engine(start: Open) -> None:
     engine = start()
     fake = hold(engine)
     futures = [engine.submit(asking()) for _ in range(5)]
-    until(lambda: len(fake.asked) == 5)
+    wait_until(lambda: len(fake.asked) == 5)
     assert all(future.cancel() for future in futures[1:])
-    until(lambda: fake.aborted == 4)
+    wait_until(lambda: fake.aborted == 4)
     engine.loop.call_soon_threadsafe(fake.hold.set)
     assert futures[0].result(10).form == "ids"
     with pytest.raises(CancelledError):
@@ -140,7 +134,7 @@ def test_a_dead_engine_fails_what_it_held_and_starts_once_for_all_others(start: 
     engine = start(max_num_batched_tokens=60)
     fake = hold(engine)
     futures = [engine.submit(asking()) for _ in range(30)]
-    until(lambda: len(fake.asked) == 12)
+    wait_until(lambda: len(fake.asked) == 12)
     began = time.monotonic()
     fake.engine_core.resources.engine_dead = True
     late = [engine.submit(asking()) for _ in range(10)]
@@ -182,7 +176,7 @@ def test_a_start_that_fails_fails_for_all_and_is_tried_again(start: Open, monkey
     monkeypatch.setattr(engine_start, "build", broken)
     fake = FakeLlm.made[-1]
     fake.engine_core.resources.engine_dead = True
-    until(lambda: bool(engine._engine and engine._engine.dead))
+    wait_until(lambda: bool(engine._engine and engine._engine.dead))
     futures = [engine.submit(asking()) for _ in range(20)]
     assert {reason(future) for future in futures} == {"engine_failed"}
     assert len(tries) == vllm_engine.START_TRIES
@@ -194,7 +188,7 @@ def test_restart(start: Open) -> None:
     engine = start()
     fake = hold(engine)
     future = engine.submit(asking())
-    until(lambda: len(fake.asked) == 1)
+    wait_until(lambda: len(fake.asked) == 1)
     engine.restart()
     assert reason(future) == "engine_failed"
     assert len(FakeLlm.made) == 2
@@ -258,7 +252,7 @@ def test_close_fails_what_is_in_flight(start: Open) -> None:
     engine = start(max_num_batched_tokens=60)
     fake = hold(engine)
     futures = [engine.submit(asking()) for _ in range(30)]
-    until(lambda: len(fake.asked) == 12)
+    wait_until(lambda: len(fake.asked) == 12)
     engine.close()
     engine.close()
     assert {reason(future) for future in futures} == {"engine_failed"}

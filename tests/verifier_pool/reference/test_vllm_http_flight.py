@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -14,17 +13,11 @@ import pytest
 
 from policies.errors import ReplayError
 from policies.settings import ReferenceSettings
+from tests.support.waiting import PATIENCE, wait_until
 from tests.verifier_pool.reference.test_vllm_http import FakeVllm, Reply, npy, request, serving
 from tests.verifier_pool.toy import logprobs_after
 from verifier_pool.reference import http_client, open_reference
 from verifier_pool.reference.http_client import CONNECTIONS
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 class Held(FakeVllm):
@@ -36,7 +29,7 @@ class Held(FakeVllm):
         self.completion = self.waiting
 
     def waiting(self, body: dict[str, Any]) -> Reply:
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(PATIENCE)
         return self.prompt_logprobs(body)
 
 
@@ -44,7 +37,7 @@ def test_as_many_as_there_are_connections() -> None:
     fake = Held()
     with serving(fake) as reference:
         futures = [reference.submit(request((number % 60, 2))) for number in range(CONNECTIONS + 10)]
-        until(lambda: fake.at_once == CONNECTIONS)
+        wait_until(lambda: fake.at_once == CONNECTIONS)
         time.sleep(0.05)
         fake.let_go.set()
         replays = [future.result(20) for future in futures]
@@ -87,7 +80,7 @@ def test_cancelled_ones_give_their_connection_back() -> None:
     fake = Held()
     with serving(fake) as reference:
         futures = [reference.submit(request()) for _ in range(CONNECTIONS)]
-        until(lambda: fake.at_once == CONNECTIONS)
+        wait_until(lambda: fake.at_once == CONNECTIONS)
         for future in futures:
             assert future.cancel()
         fake.let_go.set()
@@ -100,7 +93,7 @@ def test_close_fails_what_is_in_flight() -> None:
     fake = Held()
     with serving(fake) as reference:
         futures = [reference.submit(request()) for _ in range(CONNECTIONS + 5)]
-        until(lambda: fake.at_once == CONNECTIONS)
+        wait_until(lambda: fake.at_once == CONNECTIONS)
         reference.close()
         for future in futures:
             with pytest.raises(ReplayError):
@@ -135,7 +128,7 @@ def test_its_canaries(scores: bool) -> None:
         reference.replay([request()])
         assert len(fake.bodies) == 1
         assert not canary.due(0)
-        until(lambda: canary.known)
+        wait_until(lambda: canary.known)
         for now in range(1, 5):
             assert canary.due(now)
             assert canary.judge(reference.replay(canary.requests()))
@@ -182,7 +175,7 @@ def test_a_server_that_became_another_takes_no_work(scores: bool) -> None:
         canary = reference.canary
         assert canary is not None
         assert not canary.due(0)
-        until(lambda: canary.known)
+        wait_until(lambda: canary.known)
         honest = fake.completion, fake.generate
         lie(fake)
         with pytest.raises(ReplayError, match="self_test"):
@@ -206,7 +199,7 @@ def test_a_server_that_never_was_sound() -> None:
             error = reference.submit(request()).exception(10)
             return isinstance(error, ReplayError) and error.reason == "self_test"
 
-        until(refused)
+        wait_until(refused)
         assert not canary.known
 
 
@@ -225,7 +218,7 @@ def test_who_may_be_another_by_now_has_another_life() -> None:
         canary = reference.canary
         assert canary is not None
         assert not canary.due(0)
-        until(lambda: canary.known)
+        wait_until(lambda: canary.known)
         lie(fake)
         with pytest.raises(ReplayError, match="self_test"):
             reference.restart()
@@ -245,5 +238,5 @@ def test_a_server_that_gives_no_known_answer_has_no_canaries() -> None:
         assert canary is not None
         assert canary.possible
         assert not canary.due(0)
-        until(lambda: not canary.possible)
+        wait_until(lambda: not canary.possible)
         assert reference.replay([request()])[0].form == "full"
