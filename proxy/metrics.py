@@ -1,95 +1,197 @@
-"""Counters and histograms, on OpenTelemetry meters, read by Prometheus at `/metrics`."""
+"""What the proxy counts, read by Prometheus at `/metrics` and sent by OTLP. docs/metrics.md has all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader  # type: ignore[attr-defined,import-not-found,unused-ignore]
-from opentelemetry.metrics import CallbackOptions, Observation  # type: ignore[attr-defined,import-not-found,unused-ignore]
-from opentelemetry.sdk.metrics import MeterProvider  # type: ignore[attr-defined,import-not-found,unused-ignore]
-from opentelemetry.sdk.resources import Resource  # type: ignore[attr-defined,import-not-found,unused-ignore]
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
-from policies.record import STATES
-from proxy.backends.backend import Backend
-from proxy.backends.breaker import STATES as BREAKER_STATES
+from policies.settings import Settings
 from proxy.backends.group import Group
 from proxy.generation import Generation
+from proxy.outage import Outage
+from proxy.relay.clock import Clock
+from proxy.watching import watch
+from verifier_pool import exposition
+from verifier_pool.fleet import Fleet
+from verifier_pool.meters import DURATION, FAST, Family, Meters
+from verifier_pool.otlp import Sender
+from verifier_pool.processes import watch_process
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-_FAST = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+CONTENT_TYPE = exposition.CONTENT_TYPE
+PROVIDER = "vllm"
+"""What the conventions call the provider: all backends are declared to run it."""
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TOKENS = tuple(4.0**n for n in range(14))
+_OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
+}
+_GENAI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
 class Metrics:
-    """What the proxy counts. Labels are names the operator chose, never ids or keys.
+    """Labels are names the operator chose and words of ours, never ids or keys.
+
+    What is thought of backends, what their verdicts say and what waits for one is for admins alone: whoever knows an
+    audit rate knows when to cheat, and verdicts tell how many are audited.
 
     requests                 relayed requests by model, backend and the status the client got
-    in_flight                requests being served
-    verdicts                 verdicts on this process's generations, by word and backend
     unrecorded               generations whose evidence could not be queued, by reason and backend
+    dropped                  generations without any record: too many at once, while Redis was away
     asked_another            backends that failed a request which another one was then asked for, by why
-    probes                   background probes by backend and what they found, on the page for admins
+    probes                   background probes by backend and what they found
     queue_wait               seconds that requests stood in the queue of a model whose backends were all at their limit
     refused                  requests that were not let in, by reason: a limit of their key, or the key itself
     unlimited                requests of limited keys that were let in uncounted, because Redis was away
+    reloads                  times that changed settings were read here, by `result`: `applied` or `invalid`
+    settings_valid           1 unless the settings file cannot be used as it is now; what it said before then holds
+    admin_refused            requests that the admin API refused, by `reason`: no valid key, or too many without one
     retried                  rejected answers for which another backend was asked, by model and backend
-    overhead                 seconds the proxy itself took: all but waiting for backend, client and verdict
     inline_wait              seconds a client waited for its inline verdict
-    first_token, duration    seconds until the first byte and the last, under OpenTelemetry's GenAI names
-
-    What is thought of backends (`watch`) is on a page of its own, as is what waits for a verdict (`waits`), which is
-    mostly audits: whoever knows its audit rate knows when to cheat.
+    stored                   seconds that Redis took to acknowledge what a request waits for
     """
 
     def __init__(self) -> None:
-        self._registry, self._private = CollectorRegistry(), CollectorRegistry()
-        self._providers = [_provider(self._registry), _provider(self._private)]
-        meter = self._providers[0].get_meter("countersign")
-        self.requests = meter.create_counter("countersign.requests", "1", "Relayed requests")
-        self._meter = meter
-        self.verdicts = meter.create_counter("countersign.verdicts", "1", "Verdicts seen")
-        self.unrecorded = meter.create_counter("countersign.unrecorded", "1", "Generations without queued evidence")
-        self.refused = meter.create_counter("countersign.refused", "1", "Requests that were not let in")
-        self.unlimited = meter.create_counter("countersign.unlimited", "1", "Requests let in without their limits")
-        private = self._providers[1].get_meter("countersign")
-        self._backlog = private.create_gauge("countersign.backlog", "1", "Generations that wait for their verdict")
-        self.probes = private.create_counter("countersign.backend.probes", "1", "Background probes")
-        self._held = private.create_gauge("countersign.backlog.size", "By", "Bytes of Redis that wait for verdicts")
-        self.retried = meter.create_counter("countersign.retried", "1", "Rejected answers asked for again elsewhere")
-        self.asked_another = meter.create_counter("countersign.asked_another", "1", "Requests that went on elsewhere")
-        self.queue_wait = meter.create_histogram(
+        self._public, self._private = Meters(), Meters()
+        self._fleet: Fleet | None = None
+        self._sender: Sender | None = None
+        public, private = self._public, self._private
+        by_backend = ("model", "backend")
+        self.requests = public.counter("countersign.requests", "{request}", "Relayed requests", (*by_backend, "status"))
+        self.unrecorded = public.counter(
+            "countersign.unrecorded", "{generation}", "Generations without queued evidence", ("reason", "backend")
+        )
+        self.dropped = public.counter(
+            "countersign.dropped", "{generation}", "Generations without any record, too many during an outage of Redis"
+        )
+        self.refused = public.counter("countersign.refused", "{request}", "Requests that were not let in", ["reason"])
+        self.unlimited = public.counter("countersign.unlimited", "{request}", "Requests let in without their limits")
+        self.reloads = public.counter("countersign.settings.reloads", "{event}", "Changed settings read", ["result"])
+        self.settings_valid = public.gauge("countersign.settings.valid", "1", "Whether the settings file can be used")
+        self.settings_valid.set(1)
+        self.admin_refused = public.counter(
+            "countersign.admin.refused", "{request}", "Admin requests without a key", ["reason"]
+        )
+        self.retried = public.counter(
+            "countersign.retried", "{request}", "Rejected answers asked for again elsewhere", by_backend
+        )
+        self.asked_another = public.counter(
+            "countersign.asked_another", "{request}", "Requests that went on elsewhere", (*by_backend, "reason")
+        )
+        self.queue_wait = public.histogram(
             "countersign.queue_wait.duration",
             "s",
             "Time a request waited because every backend was at its limit",
-            explicit_bucket_boundaries_advisory=_FAST,
+            ["model"],
+            bounds=FAST,
         )
-        self.overhead = meter.create_histogram(
+        self._overhead = public.histogram(
             "countersign.overhead.duration",
             "s",
             "Time the proxy itself took: total, less waiting for backend, client and verdict",
-            explicit_bucket_boundaries_advisory=_FAST,
+            ["endpoint"],
+            bounds=FAST,
         )
-        self.inline_wait = meter.create_histogram(
-            "countersign.inline_wait.duration",
+        self._first_overhead = public.histogram(
+            "countersign.overhead.first_token.duration",
             "s",
-            "Time a client waited for its inline verdict",
-            explicit_bucket_boundaries_advisory=_DURATION,
+            "Time the proxy itself took until the answer's first bytes went to the client",
+            ["endpoint"],
+            bounds=FAST,
         )
-        self.first_token = meter.create_histogram(
-            "gen_ai.server.time_to_first_token",
+        self.inline_wait = public.histogram(
+            "countersign.inline_wait.duration", "s", "Time a client waited for its inline verdict", bounds=DURATION
+        )
+        self.stored = public.histogram(
+            "countersign.store.duration", "s", "Time Redis took to acknowledge an intent", bounds=FAST
+        )
+        self._conventions(public)
+        self.probes = private.counter(
+            "countersign.backend.probes", "{probe}", "Background probes", ("backend", "result")
+        )
+        self._backlog = private.gauge(
+            "countersign.backlog", "{generation}", "Generations that wait for their verdict", ["backend"]
+        )
+        self._held = private.gauge(
+            "countersign.backlog.size", "By", "Bytes of Redis that wait for verdicts", ["backend"]
+        )
+        watch_process(public, "proxy")
+
+    def _conventions(self, meters: Meters) -> None:
+        """OpenTelemetry's own: as the clients' server, and as the backends' client."""
+        served, asked = (*_GENAI, "error.type"), (*_GENAI, "backend", "error.type")
+        self._duration = meters.histogram(
+            "gen_ai.server.request.duration", "s", "Time to the last byte of the answer", served, bounds=DURATION
+        )
+        self._first_token = meters.histogram(
+            "gen_ai.server.time_to_first_token", "s", "Time to the answer's first bytes", _GENAI, bounds=_FIRST_TOKEN
+        )
+        self._per_token = meters.histogram(
+            "gen_ai.server.time_per_output_token",
             "s",
-            "Time to the first byte of the answer",
-            explicit_bucket_boundaries_advisory=_FIRST_TOKEN,
+            "Time per token of a stream after the first, as the client gets it",
+            _GENAI,
+            bounds=_PER_TOKEN,
         )
-        self.duration = meter.create_histogram(
-            "gen_ai.server.request.duration",
+        self._operation = meters.histogram(
+            "gen_ai.client.operation.duration", "s", "Time until a backend's last byte", asked, bounds=DURATION
+        )
+        self._first_chunk = meters.histogram(
+            "gen_ai.client.operation.time_to_first_chunk",
             "s",
-            "Time to the last byte of the answer",
-            explicit_bucket_boundaries_advisory=_DURATION,
+            "Time until a backend began its answer",
+            (*_GENAI, "backend"),
+            bounds=_FIRST_TOKEN,
         )
+        self._tokens = meters.histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Tokens of prompts and of answers, counted by us, else as billed",
+            (*_GENAI, "backend", "gen_ai.token.type"),
+            bounds=_TOKENS,
+        )
+
+    def served(
+        self, generation: Generation, clock: Clock, status: int, used: tuple[int | None, int | None] | None
+    ) -> None:
+        """A request is over.
+
+        Args:
+            status: what its client got.
+            used: tokens of the prompt and of the answer, as far as they are known; None where there was none.
+        """
+        backend = generation.backend or "none"
+        self.requests.add(1, {"model": generation.model, "backend": backend, "status": status})
+        endpoint = {"endpoint": generation.endpoint}
+        self._overhead.record(clock.overhead, endpoint)
+        error = str(status) if status >= 400 else ""
+        genai = {
+            "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": generation.model,
+            "backend": backend,
+            "error.type": error,
+        }
+        elapsed = clock.elapsed
+        self._duration.record(elapsed, genai)
+        if clock.total is not None:
+            self._operation.record(clock.total, genai)
+        if clock.first_token is not None:
+            self._first_chunk.record(clock.first_token, genai)
+        if used is not None:
+            for kind, tokens in zip(("input", "output"), used, strict=True):
+                if tokens is not None:
+                    self._tokens.record(tokens, genai | {"gen_ai.token.type": kind})
+        if clock.shown is None or error:
+            return
+        self._first_overhead.record(clock.shown_overhead, endpoint)
+        self._first_token.record(clock.shown, genai)
+        answer = used[1] if used is not None else None
+        if generation.stream and answer is not None and answer > 1:
+            self._per_token.record((elapsed - clock.shown) / (answer - 1), genai)
 
     def passed_over(self, generation: Generation, reason: str) -> None:
         """The backend of this generation failed it, and another one is asked."""
@@ -105,65 +207,49 @@ class Metrics:
 
     def count_flights(self, in_flight: Callable[[], int]) -> None:
         """Show how many requests are being served, whenever somebody looks."""
-
-        def now(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(in_flight())]
-
-        self._meter.create_observable_up_down_counter(
-            "countersign.in_flight", [now], unit="1", description="Requests being served"
+        self._public.observe(
+            "countersign.in_flight", "{request}", "Requests being served", (), lambda: [(in_flight(), {})]
         )
 
-    def watch(self, groups: Sequence[Group]) -> None:
-        """Show standing and health of these backends, as they are whenever somebody looks."""
-        backends = [backend for group in groups for backend in group.members]
+    def watch(self, groups: Callable[[], Sequence[Group]]) -> None:
+        """Show standing and health of the backends of these groups, as they are whenever somebody looks."""
+        watch(self._private, groups)
 
-        def states(_: CallbackOptions) -> Iterable[Observation]:
-            for backend in backends:
-                for state in STATES:
-                    yield Observation(int(backend.standing.state == state), _labels(backend) | {"state": state})
-
-        def rates(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(backend.standing.audit_rate, _labels(backend)) for backend in backends]
-
-        def breakers(_: CallbackOptions) -> Iterable[Observation]:
-            for backend in backends:
-                for state in BREAKER_STATES:
-                    yield Observation(int(backend.breaker.state == state), _labels(backend) | {"state": state})
-
-        def up(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(int(backend.up), _labels(backend)) for backend in backends]
-
-        def outstanding(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(backend.outstanding, _labels(backend)) for backend in backends]
-
-        def queued(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(len(group.waiting), {"model": group.model}) for group in groups]
-
-        meter = self._providers[1].get_meter("countersign")
-        meter.create_observable_gauge(
-            "countersign.backend.breaker", [breakers], description="1 for the breaker's state"
+    def watch_store(self, outage: Outage) -> None:
+        """Show whether Redis answers."""
+        self._public.observe(
+            "countersign.store.up", "1", "Whether Redis answers", (), lambda: [(int(not outage.down), {})]
         )
-        meter.create_observable_gauge("countersign.backend.up", [up], description="Whether probes find it well")
-        meter.create_observable_gauge("countersign.backend.outstanding", [outstanding], description="Requests it has")
-        meter.create_observable_gauge("countersign.queued", [queued], description="Requests that wait for a backend")
-        meter.create_observable_gauge("countersign.backend.state", [states], description="1 for the backend's state")
-        meter.create_observable_gauge("countersign.backend.audit_rate", [rates], description="Share that is replayed")
+        self._public.observe(
+            "countersign.store.outages", "{event}", "Outages of Redis", (), lambda: [(outage.count, {})], "counter"
+        )
+
+    def start(self, redis_url: str, settings: Settings) -> None:
+        """Show what Redis holds of all proxies and workers, and begin to send, where the settings want it. Raises
+        SettingsError where that cannot work."""
+        self._fleet = Fleet(redis_url, settings)
+        if settings.metrics.otlp:
+            self._sender = Sender(settings.metrics, lambda: self.read(private=True), "proxy")
+
+    def renew(self, settings: Settings) -> None:
+        """Take over other models and backends."""
+        if self._fleet is not None:
+            self._fleet.renew(settings)
+
+    def read(self, *, private: bool = False) -> list[Family]:
+        """All values now; with `private` also what is for admins. Asks Redis, so it is not for the event loop."""
+        public = self._public.read()
+        if not private:
+            return public
+        return [*public, *self._private.read(), *(self._fleet.read() if self._fleet is not None else ())]
 
     def page(self, *, private: bool = False) -> bytes:
-        """The Prometheus text page; with `private` also what is thought of backends."""
-        public = generate_latest(self._registry)
-        return public + generate_latest(self._private) if private else public
+        """The Prometheus text page of `read`."""
+        return exposition.page(self.read(private=private))
 
     def close(self) -> None:
-        """Let go of the meters."""
-        for provider in self._providers:
-            provider.shutdown()
-
-
-def _provider(registry: CollectorRegistry) -> MeterProvider:
-    reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
-    return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
-
-
-def _labels(backend: Backend) -> dict[str, Any]:
-    return {"backend": backend.name, "model": backend.settings.model}
+        """Send a last time, and let go of Redis."""
+        if self._sender is not None:
+            self._sender.close()
+        if self._fleet is not None:
+            self._fleet.close()

@@ -15,11 +15,12 @@ class Outage:
     """Remembers that Redis failed, so that nobody waits for it again until it is back.
 
     Whoever sees a failure calls `failed`; only the recorder's thread asks again and calls `recovered`.
-    Every outage makes one log line when it begins and one when it ends.
+    Every outage makes one log line when it begins and one when it ends; `count` says how many began.
     """
 
     def __init__(self) -> None:
         self.down = False
+        self.count = 0
         self._since = 0.0
         self._lock = threading.Lock()
 
@@ -31,6 +32,7 @@ class Outage:
             if self.down:
                 return
             self.down = True
+            self.count += 1
             self._since = time.monotonic()
         why = {"why": str(error)} if isinstance(error, NotDurable) else {}
         logger.error(

@@ -312,6 +312,8 @@ class Recorder:
     def _recover(self, *, now: bool = False) -> None:
         """Ask, not too often, whether Redis is back, and if so tell of everything it missed."""
         if not (self._outage.down or self._lost) or (time.monotonic() < self._next_probe and not now):
+        if len(self._lost) == _MOST_LOST:
+            self._metrics.dropped.add(1)
             return
         self._next_probe = time.monotonic() + _PROBE
         try:

@@ -80,7 +80,8 @@ class Services:
             lambda: drain.draining,
             durability=settings.durability,
         )
-        metrics.watch(list(backends.groups.values()))
+        metrics.watch(lambda: list(backends.groups.values()))
+        metrics.watch_store(outage)
         metrics.count_flights(lambda: drain.in_flight)
         registry = Registry(store)
         services = cls(
@@ -97,6 +98,7 @@ class Services:
             store=store,
             recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),
             metrics=metrics,
+        metrics.start(redis_url, settings)
             tokenizers=tokenizers,
             drain=drain,
             holding=holding,
@@ -120,7 +122,7 @@ class Services:
         await self.limiter.close()
         await self.store.close()
         await self.transport.close()
-        self.metrics.close()
+        await asyncio.to_thread(self.metrics.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

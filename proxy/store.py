@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 _READS = 8
 """Reads in one turn: few, so that a flood of them comes back in a trickle and lets others have the event loop."""
 _POLL = 1.0
-_REMEMBERED = 20_000
 
 
 class Store:
@@ -87,7 +85,6 @@ class Store:
         self._outage = outage
         self._metrics = metrics
         self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._mine: OrderedDict[str, str] = OrderedDict()
         self._open: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = draining
@@ -113,12 +110,13 @@ class Store:
             written, durably = await self._intents.ask(
                 open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
             )
+        began = time.monotonic()
             answers = [written] if self._until_durable is None else [written, durably]
             durable.answer_of(self._durability, answers)
         self._open.add(generation.id)
-        self._remember(generation)
 
     def served(self, id: str) -> None:
+        self._metrics.stored.record(time.monotonic() - began)
         """The response is over: from here its worker has `lost_after` seconds, without our help."""
         self._open.discard(id)
 
@@ -281,11 +279,6 @@ class Store:
             if not waiting:
                 self._waiting.pop(id, None)
 
-    def _remember(self, generation: Generation) -> None:
-        self._mine[generation.id] = generation.backend
-        if len(self._mine) > _REMEMBERED:
-            self._mine.popitem(last=False)
-
     async def _document(self, key: str) -> dict[str, Any] | None:
         return (await self._documents(key))[0]
 
@@ -315,13 +308,6 @@ class Store:
             id = message["data"].decode(errors="replace")
             for woken in self._waiting.get(id, ()):
                 woken.set()
-            if (backend := self._mine.pop(id, None)) is not None:
-                await self._count(id, backend)
-
-    async def _count(self, id: str, backend: str) -> None:
-        found = await self.verification(id)
-        word = str((found or {}).get("verdict"))
-        self._metrics.verdicts.add(1, {"verdict": word, "backend": backend})
 
     async def _keep_open(self) -> None:
         """Push the hour at which a running generation counts as lost ahead of us while we live."""

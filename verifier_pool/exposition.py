@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import re
 from collections.abc import Iterable, Sequence
+
+from pydantic import SecretStr
 
 from verifier_pool.meters import Family, Spread, Values
 
@@ -33,6 +36,15 @@ def page(families: Iterable[Family]) -> bytes:
         if family.points:
             _write(lines, family)
     return ("\n".join(lines) + "\n").encode() if lines else b""
+
+
+def bears(authorization: str | None, token: SecretStr | None) -> bool:
+    """Whether a request's `authorization` is this token's."""
+    if authorization is None or token is None:
+        return False
+    scheme, _, given = authorization.partition(" ")
+    known = token.get_secret_value().encode()
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), known)
 
 
 def _write(lines: list[str], family: Family) -> None:

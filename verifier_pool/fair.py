@@ -87,7 +87,7 @@ class FairQueue(Queue):
     def __init__(self, name: str, connection: Redis, serializer: Any = JSONSerializer, **more: Any) -> None:
         super().__init__(name, connection=connection, serializer=serializer, **more)
         keys = [f"{self.key}:lane{lane}" for lane in (1, 2, 3, 4)]
-        self._lanes = keys
+        self.lane_keys = keys
         self._own = [
             *keys,
             *(f"{key}:ends" for key in keys),
@@ -121,7 +121,7 @@ class FairQueue(Queue):
         """How many jobs wait, by lane; those that rq itself pushed under `first`."""
         pipeline = self.connection.pipeline(transaction=False)
         pipeline.llen(self.key)
-        for key in self._lanes:
+        for key in self.lane_keys:
             pipeline.zcard(key)
         return dict(zip(("first", *LANES), pipeline.execute(), strict=True))
 
@@ -134,7 +134,7 @@ class FairQueue(Queue):
         """Ids of what waits: rq's own, then lane by lane, the soonest first."""
         pipeline = self.connection.pipeline(transaction=False)
         pipeline.lrange(self.key, 0, -1)
-        for key in self._lanes:
+        for key in self.lane_keys:
             pipeline.zrange(key, 0, -1)
         ids = [as_text(id) for part in pipeline.execute() for id in part]
         return ids[offset:] if length < 0 else ids[offset : offset + length]

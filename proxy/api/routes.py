@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ from policies.verification import public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
 from proxy.services import Services, header_map
+from verifier_pool.exposition import bears
 
 LONGEST_WAIT = 120.0
 """Seconds a client may wait for a verdict in one call."""
@@ -92,12 +95,16 @@ async def readyz(services: TheServices, response: Response) -> dict[str, Any]:
 
 @router.get("/metrics")
 async def metrics(request: Request, services: TheServices) -> Response:
-    """Prometheus text; what is thought of backends is on it for admins."""
-    try:
-        private = (await client_of(request, services)).admin
-    except (AuthenticationFailed, KeysUnavailable):
-        private = False
-    return Response(services.metrics.page(private=private), media_type=CONTENT_TYPE)
+    """Prometheus text; what is thought of backends is on it for admins, and for whoever bears `metrics.token`.
+
+    It is made in a thread, and asks Redis there: no stream waits for it.
+    """
+    private = bears(request.headers.get("authorization"), services.settings.metrics.token)
+    if not private:
+        with contextlib.suppress(AuthenticationFailed, KeysUnavailable):
+            private = (await client_of(request, services)).admin
+    page = await asyncio.to_thread(services.metrics.page, private=private)
+    return Response(page, media_type=CONTENT_TYPE)
 
 
 def _model(services: Services, name: str) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class Clock:
     Attributes:
         waited: seconds spent waiting for others.
         writing_now: the client has to take bytes before anything goes on.
+        shown: seconds until the answer's first bytes went to the client, None before; `shown_overhead`: those of them
+            that the proxy itself took.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
@@ -139,6 +141,8 @@ class Clock:
         self.when_began: Callable[[], None] | None = None
         self.waited = 0.0
         self.writing_now = False
+        self.shown: float | None = None
+        self.shown_overhead = 0.0
 
     def went_up(self) -> None:
         """The request goes to a backend now; the time-outs for its first byte and between reads count from here."""
@@ -209,6 +213,11 @@ class Clock:
             self._first = self._last
             if self.when_began is not None:
                 self.when_began()
+
+    def showing(self) -> None:
+        """The answer's first bytes go to the client now."""
+        self.shown = self.elapsed
+        self.shown_overhead = max(0.0, self.shown - self.waited)
 
     def limit(self) -> Limit:
         """The total time-out where a client does not take its bytes, in the task that serves it."""

@@ -54,6 +54,8 @@ class Downlink:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes; `last` ends the answer."""
         self.delivered = last
+        if self._clock.shown is None:
+            self._clock.showing()
         await self._clock.writing(self._say({"type": "http.response.body", "body": data, "more_body": not last}))
 
     @contextmanager

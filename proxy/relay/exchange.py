@@ -144,25 +144,16 @@ class Exchange:
         return kind(services, generation, self._body, self._headers, clock, reply)
 
     def _account(self) -> None:
-        generation, metrics, clock = self._attempt.generation, self._services.metrics, self._clock
-        status = self.down.status if self.down.delivered else _CLIENT_LEFT_STATUS
-        backend = generation.backend or "none"
-        metrics.requests.add(1, {"model": generation.model, "backend": backend, "status": status})
-        metrics.overhead.record(clock.overhead, {"endpoint": generation.endpoint})
-        genai = {
-            "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
-            "gen_ai.request.model": generation.model,
-        }
-        metrics.duration.record(clock.elapsed, genai)
-        if clock.first_token is not None:
-            metrics.first_token.record(clock.first_token, genai)
+        generation, clock = self._attempt.generation, self._clock
+        status = self.down.status if self.down.delivered else self._cut_status()
+        self._services.metrics.served(generation, clock, status, self.used())
         logger.info(
             "served",
             extra={
                 "id": generation.id,
                 "endpoint": generation.endpoint,
                 "model": generation.model,
-                "backend": backend,
+                "backend": generation.backend or "none",
                 "status": status,
                 "seconds": round(clock.elapsed, 4),
                 "added": round(clock.overhead, 5),
