@@ -22,7 +22,7 @@ import zstandard
 from policies._arrays import MAX_UNPACKED, pack_claim, pack_ids, unpack_claim, unpack_ids
 from policies._fields import CHOICE
 from policies._records import PackedChoice, Record
-from policies.errors import EvidenceError
+from policies.errors import EvidenceError, OtherVersion
 from policies.evidence import Evidence
 
 VERSION = 1
@@ -51,6 +51,7 @@ def unpack(data: bytes) -> list[Evidence]:
     """The choices of a packed record. Their arrays are read-only.
 
     Raises:
+        OtherVersion: the bytes are a record with fields or a version that are not known here.
         EvidenceError: the bytes are not a record, are damaged, or would unpack to more than `MAX_UNPACKED`.
     """
     try:
@@ -60,8 +61,10 @@ def unpack(data: bytes) -> list[Evidence]:
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED, allow_extra_data=False)
         record = _decoder.decode(raw)
         if record.v != VERSION:
-            raise EvidenceError(f"evidence of version {record.v}, this is version {VERSION}")
+            raise OtherVersion(f"evidence of version {record.v}, this is version {VERSION}")
         return _evidences(record.choices)
+    except msgspec.ValidationError as error:
+        raise OtherVersion(f"evidence of another version: {error}") from error
     except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise EvidenceError(f"evidence cannot be read back: {error}") from error
 

@@ -3,6 +3,7 @@
 CountersignError
 ├── SettingsError        a setting is missing or wrong; names the key; exit code 3
 ├── EvidenceError        evidence bytes cannot be written or read back
+│   └── OtherVersion     they are whole, and not of the version that reads them
 ├── ProfileError         a calibration profile is malformed, or measured from too little
 ├── ReplayError          the reference could not replay or render
 ├── StoreUnavailable     Redis did not answer
@@ -50,6 +51,10 @@ class SettingsError(CountersignError):
 
 class EvidenceError(CountersignError):
     """Evidence bytes cannot be written or read back."""
+
+
+class OtherVersion(EvidenceError):
+    """Evidence is whole, and another version of this program wrote it: one that reads it may come."""
 
 
 class ProfileError(CountersignError):

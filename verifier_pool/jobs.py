@@ -19,7 +19,7 @@ from rq import get_current_job
 
 from policies import audit, codec, distance, margin, routing
 from policies.checks import VerdictWord
-from policies.errors import EvidenceError, ReplayError
+from policies.errors import EvidenceError, OtherVersion, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.unit import Unit, declaration_of, of_response
 from policies.verification import Verification, traced, unverified
@@ -64,6 +64,7 @@ def verify(id: str) -> str:
         The verdict's word, `replaying`, or `waiting for a canary`.
 
     Raises:
+        OtherVersion: a worker of another version reads the evidence, not this one.
         EvidenceError: the evidence is unreadable; the verdict says so, and the job stays among the failed
             ones for a person to look at.
     """
@@ -89,6 +90,8 @@ def _advanced(context: Context, id: str, held: _Held) -> str:
         choices = codec.unpack(held.evidence)
         if not choices or any(choice.id != id for choice in choices):
             raise EvidenceError("the evidence holds no choice, or another response's")
+    except OtherVersion:
+        raise
     except EvidenceError:
         _settle_unverified(context, id, "evidence_unreadable")
         _do_not_retry()

@@ -27,6 +27,7 @@ from rq.utils import now
 
 from verifier_pool.rq_job import OurJob, OurQueue, place_of
 from verifier_pool.runtime import ANSWER_SECONDS
+from verifier_pool.standstill import Standstill
 from verifier_pool.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Loop(Upkeep):
             killed too often, refused).
         on_tick: called between jobs, about once a second.
         on_timer: called every `timer_seconds` by a thread, so also during a long job.
+        standstill: what this process's jobs come to; without it every failure is the job's own.
 
     Class attributes are seconds. A worker killed with its job is noticed after `patience` and a maintenance. One that
     did not come around between jobs for `hung_seconds` ends itself, for its supervisor to start it again.
@@ -63,6 +65,7 @@ class Loop(Upkeep):
         on_failed: Callable[[str, str], None],
         on_tick: Callable[[], object] | None = None,
         on_timer: Callable[[], object] | None = None,
+        standstill: Standstill | None = None,
         maintenance_interval: int = 10,
     ) -> None:
         super().__init__(
@@ -78,6 +81,7 @@ class Loop(Upkeep):
         self._on_failed = on_failed
         self._on_tick = on_tick
         self._on_timer = on_timer
+        self._standstill = standstill
         self._running: tuple[Job, Execution, float] | None = None
         self._came_around: float | None = time.monotonic()
 
@@ -95,6 +99,11 @@ class Loop(Upkeep):
                 if time.monotonic() >= next_tick:
                     self._tick()
                     next_tick = time.monotonic() + 1
+                if self._standstill is not None and self._standstill.wait:
+                    if burst:
+                        break
+                    self._stop.wait(min(self._standstill.wait, 0.5))
+                    continue
                 taken = self._take(None if burst else 1)
                 if taken is not None:
                     self.execute_job(*taken)
@@ -146,6 +155,8 @@ class Loop(Upkeep):
             self._succeed(job, execution, pipeline)
             self.increment_successful_job_count(pipeline=pipeline)
             pipeline.execute()
+        if self._standstill is not None:
+            self._standstill.succeeded()
 
     def handle_job_failure(self, job: Job, queue: Queue, *args: Any, **kwargs: Any) -> None:
         kind, error, trace = sys.exc_info()
@@ -158,9 +169,13 @@ class Loop(Upkeep):
             self._on_failed(job.id, "job_failed")
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        """Logs where it went wrong."""
+        """Logs where it went wrong; what is not the job's fault is tried again as if it had not been tried."""
         kind, error, trace = exc_info
         logger.error("job %s raised %s", job.id, place_of(kind, trace))
+        if self._standstill is not None and isinstance(job, OurJob):
+            job.held = self._standstill.failed(job.id, error)
+            if job.held:
+                job.retries_left = (job.retries_left or 0) + 1
         self._on_exception(job, kind, error, trace)
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:

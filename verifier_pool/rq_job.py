@@ -40,7 +40,12 @@ class RefusedJob(Exception):
 
 
 class OurJob(Job):
-    """A job that runs our functions only: whoever can write to Redis must not be able to run code here."""
+    """A job that runs our functions only: whoever can write to Redis must not be able to run code here.
+
+    `held` is in how many seconds a job comes again that failed through no fault of its own (`standstill`).
+    """
+
+    held = 0
 
     def restore(self, raw_data: Any) -> None:
         """As rq's; what is damaged in `meta` counts as missing: whoever reads it expects what `fair` wrote."""
@@ -65,6 +70,9 @@ class OurJob(Job):
             self._status = status
         else:
             super().set_status(status, pipeline)
+
+    def get_retry_interval(self) -> int:
+        return self.held or super().get_retry_interval()
 
     success_callback = failure_callback = stopped_callback = property(lambda self: None)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from policies.errors import SettingsError
 from policies.settings import ReferenceSettings, Settings
 from verifier_pool import context, jobs, webhooks
 from verifier_pool.loop import Loop
@@ -27,6 +28,7 @@ from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.roles import EVERYTHING, Roles, add_arguments, check_model, check_replays, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
 from verifier_pool.stages import Stages
+from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep_in_turn
 from verifier_pool.takeover import take_over
@@ -87,7 +89,7 @@ def run(
     """Load what the roles need, say so, and work until `stop`.
 
     Raises:
-        SettingsError: a profile or a reference cannot be used.
+        SettingsError: a profile, a tokenizer or a reference cannot be used.
         StoreUnavailable: with `burst`, Redis does not answer.
     """
     verifying = _verifying(settings, stop) if roles.verify else None
@@ -164,14 +166,18 @@ def _exhaust(works: Sequence[Worked], stop: threading.Event) -> None:
 def _check_verifying(settings: Settings) -> None:
     context.read_profiles(settings)
     context.read_profiles(settings, second=True)
-    for model in settings.models.values():
-        spelling_of(model)  # read now, and complained of now, not in the first job
+    for name, model in settings.models.items():
+        # Without it texts would not be held against ids, and every verdict would say less than it could.
+        if model.tokenizer is not None and spelling_of(model) is None:
+            expected = f"a readable tokenizer.json or its folder, not {model.tokenizer!r}"
+            raise SettingsError(f"models.{name}.tokenizer", expected)
 
 
 def _verifying(settings: Settings, stop: threading.Event) -> Worked:
     _check_verifying(settings)
     profiles = context.read_profiles(settings)
     second_profiles = context.read_profiles(settings, second=True)
+    standstill = Standstill()
 
     def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
         with _connected(settings) as store:
@@ -190,7 +196,15 @@ def _verifying(settings: Settings, stop: threading.Event) -> Worked:
                 if tick is not None:
                     tick()
 
-            loop = Loop(VERIFY_QUEUE, store.redis, stop, on_failed=jobs.give_up, on_tick=between, on_timer=timer)
+            loop = Loop(
+                VERIFY_QUEUE,
+                store.redis,
+                stop,
+                on_failed=jobs.give_up,
+                on_tick=between,
+                on_timer=timer,
+                standstill=standstill,
+            )
             logger.info("ready: taking verifications")
             done = loop.serve(burst=burst)
             here.standings.fold_left()

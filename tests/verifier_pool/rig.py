@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from policies import codec
 from policies.evidence import Evidence
 from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
+from tests.support.waiting import PATIENCE
+from tests.support.waiting import wait_until as wait_until
 from verifier_pool import caretaker, context, fair, jobs, queue, replay_endings, troubles
 from verifier_pool.fair import options
 from verifier_pool.loop import Loop
@@ -36,6 +38,7 @@ from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
+from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store
 
 DECLARATION = {"model": "toy", "runtime": "", "precision": "", "engine": "", "speculative": ""}
@@ -94,7 +97,7 @@ class Pool:
         **limits: Any,
     ) -> None:
         stop = stop or threading.Event()
-        self.loop = Loop(VERIFY_QUEUE, redis, stop, on_failed=jobs.give_up)
+        self.loop = Loop(VERIFY_QUEUE, redis, stop, on_failed=jobs.give_up, standstill=Standstill())
         stages = Stages(redis, settings.verification)
         bounds = ReferenceSettings.model_validate({"kind": "vllm_http", "url": "http://127.0.0.1:9"} | limits)
         self.replaying = [
@@ -143,7 +146,7 @@ def worker(
     return Pool(redis, settings, reference, stop=stop, **limits)
 
 
-def verdict_of(redis: Redis, id: str, seconds: float = 20.0) -> Verification:
+def verdict_of(redis: Redis, id: str, seconds: float = PATIENCE) -> Verification:
     """Wait for a verdict."""
     store = Store(redis, verdict_ttl=600)
     wait_until(lambda: store.decided(id), seconds)
@@ -160,14 +163,6 @@ def stop_when_decided(redis: Redis, id: str, stop: threading.Event) -> None:
         stop.set()
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Poll; raises AssertionError when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:
