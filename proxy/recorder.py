@@ -307,13 +307,13 @@ class Recorder:
         if isinstance(item, _Finished):
             self._count(item.generation, STORE_UNAVAILABLE)
             item = _Unchecked(item.generation, STORE_UNAVAILABLE)
+        if len(self._lost) == _MOST_LOST:
+            self._metrics.dropped.add(1)
         self._lost.append(item)
 
     def _recover(self, *, now: bool = False) -> None:
         """Ask, not too often, whether Redis is back, and if so tell of everything it missed."""
         if not (self._outage.down or self._lost) or (time.monotonic() < self._next_probe and not now):
-        if len(self._lost) == _MOST_LOST:
-            self._metrics.dropped.add(1)
             return
         self._next_probe = time.monotonic() + _PROBE
         try:

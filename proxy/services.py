@@ -98,13 +98,13 @@ class Services:
             store=store,
             recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),
             metrics=metrics,
-        metrics.start(redis_url, settings)
             tokenizers=tokenizers,
             drain=drain,
             holding=holding,
             uploads=Uploads(holding, metrics),
             tracing=tracing,
         )
+        metrics.start(redis_url, settings)
         services.recorder.start()
         await services.store.start()
         await services.registry.start()

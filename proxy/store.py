@@ -106,17 +106,17 @@ class Store:
         """
         lost_at = time.time() + self._settings.lost_after
         intent = orjson.dumps(generation.intent())
+        began = time.monotonic()
         async with self._asking.anything():
             written, durably = await self._intents.ask(
                 open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
             )
-        began = time.monotonic()
             answers = [written] if self._until_durable is None else [written, durably]
             durable.answer_of(self._durability, answers)
+        self._metrics.stored.record(time.monotonic() - began)
         self._open.add(generation.id)
 
     def served(self, id: str) -> None:
-        self._metrics.stored.record(time.monotonic() - began)
         """The response is over: from here its worker has `lost_after` seconds, without our help."""
         self._open.discard(id)
 
