@@ -132,9 +132,12 @@ async def unless_client_leaves(
             task.cancel()
             await asyncio.sleep(AGAIN)
 
-    watching = asyncio.create_task(watch())
+    watching: asyncio.Task[None] | None = None
     try:
-        await work
+        begun = Begun(work)
+        if not begun.done:
+            watching = asyncio.create_task(watch())
+            await begun
     except asyncio.CancelledError:
         for _ in range(cancelled):
             task.uncancel()
@@ -142,4 +145,5 @@ async def unless_client_leaves(
         if not cancelled or task.cancelling():
             raise
     finally:
-        watching.cancel()
+        if watching is not None:
+            watching.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,7 +18,7 @@ from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
 from proxy.relay import headers as names
 from proxy.relay.answer import nothing
 from proxy.relay.body import LARGE, Body
-from proxy.relay.clock import Clock
+from proxy.relay.clock import Clock, Patience
 from proxy.relay.refusal import Declined
 from proxy.relay.reply import Reply
 from proxy.relay.transport import UpstreamRequest, UpstreamResponse
@@ -61,6 +62,7 @@ class Attempt:
         self._seed = secrets.randbelow(2**62)
         self._clock = clock
         self._record = reply.record
+        self._opening: Begun[None] | None = None
 
     async def run(self, route: Route, *, last: bool) -> None:
         """Ask one backend after the other until one can be reached. What became of the request there is this attempt's
@@ -164,10 +166,10 @@ class Attempt:
             turn.failed("timeout")
 
     async def _prepare(self, backend: BackendSettings) -> Prepared | Passed:
-        """The request as it goes up; its intent is in Redis by then.
+        """The request as it goes up; its intent is on its way to Redis by then.
 
-        While that is on its way the request is made ready; which is long only for a large one, that takes a thread. A
-        request that is refused leaves no intent.
+        Meanwhile the request is made ready; which is long only for a large one, that takes a thread. A request that is
+        refused leaves no intent.
         """
         stream = self._body.stream
         if len(self._body.data) > LARGE:
@@ -176,10 +178,21 @@ class Attempt:
             return prepared
         if self.generation.verifiable:
             refuse(self._body.fields)
-        opening = Begun(self._record.open(backend, stream=stream))
+        self._opening = Begun(self._record.open(backend, stream=stream))
         try:
-            return self._rewritten(backend)
-        finally:
+            prepared = self._rewritten(backend)
+        except BaseException:
+            await self._opened()
+            raise
+        if self._services.settings.relay.keepalive:
+            # A client that hears of us before the backend is asked is told whether anything is recorded.
+            await self._opened()
+        return prepared
+
+    async def _opened(self) -> None:
+        """Until the intent is in Redis."""
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.done:
             await opening
 
     def _rewritten(self, backend: BackendSettings) -> Prepared | Passed:
@@ -201,6 +214,21 @@ class Attempt:
             ),
             body=prepared.body,
         )
+        try:
+            async with self._clock.patience() as deadline:
+                ready = partial(self._go, prepared, deadline)
+                return await self._clock.waiting(self._services.transport.send(request, ready))
+        except Exception:
+            await self._opened()
+            raise
+
+    async def _go(self, prepared: Prepared | Passed, deadline: Patience) -> None:
+        """The request goes up next; the intent is in Redis by then. While its answer is awaited, there is time to make
+        ready for that."""
+        start = time.monotonic()
+        await self._opened()
+        now = time.monotonic()
+        self._clock.waited -= now - start
         self._clock.went_up()
-        async with self._clock.patience(min(self._services.settings.timeouts.first_byte, self._clock.left)):
-            return await self._clock.waiting(self._services.transport.send(request))
+        deadline.until(now + min(self._services.settings.timeouts.first_byte, self._clock.left))
+        asyncio.get_running_loop().call_soon(self.reply.expect, prepared)

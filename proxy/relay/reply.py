@@ -16,9 +16,13 @@ from proxy.tap import open_tap
 from proxy.tap.foreign import Passed, error_event, open_foreign_tap
 from proxy.tap.types import Prepared, Tap
 
+_EVENTS, _JSON = "text/event-stream", "application/json"
+
 
 class Reply(Answer):
     """Writes one answer to the client."""
+
+    _expected: tuple[str, Prepared, Tap] | None = None
 
     def kept_alive(self, stream: bool) -> AbstractContextManager[None]:
         """While this lasts, a client that waits for a stream hears from us now and then, where the settings say so."""
@@ -39,8 +43,9 @@ class Reply(Answer):
             raise Declined(f"the backend answered with status {response.status}", response.status)
         self.blame(response.status)
         self.decoder = decoder_for(names.first(response.headers, b"content-encoding"))
-        tap = self._open_tap(response, prepared)
-        kind = (tap.content_type or names.first(response.headers, b"content-type").decode("latin-1")).lower()
+        content_type = names.first(response.headers, b"content-type").decode("latin-1")
+        tap = self._open_tap(response, prepared, content_type or None)
+        kind = (tap.content_type or content_type).lower()
         if kind and not kind.startswith("text/event-stream"):
             self.down.hush()
         if response.status >= 300:
@@ -52,6 +57,12 @@ class Reply(Answer):
             await streamed.stream(self, response, tap, last=last)
         else:
             await whole.whole(self, response, tap)
+
+    def expect(self, prepared: Prepared | Passed) -> None:
+        """Make ready for the answer that this request most likely gets."""
+        if isinstance(prepared, Prepared) and self._expected is None:
+            kind = _EVENTS if prepared.upstream_stream else _JSON
+            self._expected = kind, prepared, self._tap_of(prepared, 200, kind)
 
     async def fail(self, error: ApiError) -> None:
         """Answer with an error of our own; in a stream that has begun, as its last event."""
@@ -67,19 +78,26 @@ class Reply(Answer):
         headers = self.our_headers(marks) if self.record.opened else echoed
         await self._clock.writing(answer_error(self.down.send, error, headers, path=self.generation.endpoint))
 
-    def _open_tap(self, response: UpstreamResponse, prepared: Prepared | Passed) -> Tap:
-        content_type = names.first(response.headers, b"content-type").decode("latin-1") or None
+    def _open_tap(self, response: UpstreamResponse, prepared: Prepared | Passed, content_type: str | None) -> Tap:
         tap: Tap
         if isinstance(prepared, Passed):
             tap = open_foreign_tap(prepared, content_type=content_type, bounds=self.services.settings.bounds)
         else:
-            tap = open_tap(
-                prepared,
-                self.generation.model,
-                tokenizer=self.services.tokenizers.get(self.generation.model),
-                status=response.status,
-                content_type=content_type,
-                bounds=self.services.settings.bounds,
-            )
+            expected, self._expected = self._expected, None
+            kind = (content_type or "").partition(";")[0].strip().lower()
+            if expected is not None and expected[:2] == (kind, prepared) and response.status == 200:
+                tap = expected[2]
+            else:
+                tap = self._tap_of(prepared, response.status, content_type)
         self.record.listen(tap, prepared)
         return tap
+
+    def _tap_of(self, prepared: Prepared, status: int, content_type: str | None) -> Tap:
+        return open_tap(
+            prepared,
+            self.generation.model,
+            tokenizer=self.services.tokenizers.get(self.generation.model),
+            status=status,
+            content_type=content_type,
+            bounds=self.services.settings.bounds,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 Headers = Sequence[tuple[bytes, bytes]]
-_reused: ContextVar[bool] = ContextVar("reused")
-"""Whether this task's request went out on a connection that had carried another one before."""
+Ready = Callable[[], Awaitable[None]]
 _LARGE = 1024 * 1024
 _MOST_HEADS = 32
 """Heads of one response, informational ones among them."""
@@ -58,8 +57,12 @@ class UpstreamResponse(Protocol):
 class Transport(Protocol):
     """Carries requests to backends. Cancelling a `send` closes its connection."""
 
-    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """Raises BackendUnavailable when no connection came about, UpstreamFailed when it broke before the answer."""
+    async def send(self, request: UpstreamRequest, ready: Ready | None = None) -> UpstreamResponse:
+        """`ready` is awaited when all is done that can be before the request goes up.
+
+        Raises BackendUnavailable when no connection came about, UpstreamFailed when it broke before the answer, and
+        what `ready` does.
+        """
 
     async def close(self) -> None:
         """Close every connection."""
@@ -102,21 +105,23 @@ class AiohttpTransport:
         self._pooled = _session(timeouts, _Connector(limit=0, ttl_dns_cache=30, keepalive_timeout=30))
         self._fresh = _session(timeouts, _Connector(limit=0, ttl_dns_cache=30, force_close=True))
 
-    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+    async def send(self, request: UpstreamRequest, ready: Ready | None = None) -> UpstreamResponse:
         """See Transport."""
+        going = _Going(ready)
+        _going.set(going)
         try:
-            return await self._send(self._pooled, request)
+            return await self._send(self._pooled, request, going)
         except _Stale:
-            return await self._send(self._fresh, request)
+            return await self._send(self._fresh, request, going)
 
     async def close(self) -> None:
         """See Transport."""
         await self._pooled.close()
         await self._fresh.close()
 
-    async def _send(self, session: aiohttp.ClientSession, request: UpstreamRequest) -> UpstreamResponse:
+    async def _send(self, session: aiohttp.ClientSession, request: UpstreamRequest, going: _Going) -> UpstreamResponse:
         """Raises what `send` does, and _Stale."""
-        _reused.set(False)
+        going.reused = False
         try:
             return AiohttpResponse(await _post(session, request))
         except aiohttp.ClientConnectorError as error:
@@ -124,11 +129,25 @@ class AiohttpTransport:
         except aiohttp.ServerTimeoutError as error:
             raise BackendUnavailable("the backend cannot be reached in time") from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if _reused.get() and not _answered(error):
+            if going.reused and not _answered(error):
                 raise _Stale from error
             raise UpstreamFailed("the backend closed the connection before it answered") from error
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             raise UpstreamFailed("the backend's answer is not HTTP") from error
+
+
+class _Going:
+    """A request on its way; `reused` says that its connection had carried another one before."""
+
+    __slots__ = ("ready", "reused")
+
+    def __init__(self, ready: Ready | None) -> None:
+        self.ready = ready
+        self.reused = False
+
+
+_going: ContextVar[_Going] = ContextVar("going")
+"""This task's request."""
 
 
 class _Stale(Exception):
@@ -150,10 +169,14 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109
     ) -> Any:
         """A connection for a request."""
+        going = _going.get()
+        ready, going.ready = going.ready, None
+        if ready is not None:
+            await ready()
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
         if protocol in self._used:
-            _reused.set(True)
+            going.reused = True
         else:
             self._used.add(protocol)
         return connection
