@@ -60,7 +60,9 @@ class Stack:
             traces = {span["trace"] for span in spans if span["attributes"].get("countersign.id") == id}
             return [span for span in spans if span["trace"] in traces]
 
-        until(lambda: set(kinds) <= {span["name"] for span in found()}, what=lambda: (kinds, found(), self.logs[-3000:]))
+        until(
+            lambda: set(kinds) <= {span["name"] for span in found()}, what=lambda: (kinds, found(), self.logs[-3000:])
+        )
         return found()
 
     def verification(self, id: str, key: str = KEY) -> dict[str, Any]:
@@ -85,14 +87,14 @@ def running(
     folder: Path,
     backend: str | None = None,
     *,
-    worker: tuple[str, ...] = ("-m", "countersign", "worker"),
+    program: tuple[str, ...] = ("-m", "countersign"),
     **changes: Any,
 ) -> Iterator[Stack]:
     """Everything, started and ended.
 
     Args:
         backend: URL of the one backend; without it one that answers as vLLM would with the toy model.
-        worker: Python's arguments for the worker.
+        program: Python's arguments for `countersign`.
         changes: of the settings, section by section.
     """
     with Valkey() as valkey, listening(Receiver(status(200))) as receiver, Children(folder) as children:
@@ -106,8 +108,8 @@ def running(
         config = folder / "countersign.yaml"
         config.write_text(yaml.safe_dump(_merged(tree, changes)))
         given = ["--config", str(config)]
-        proxy = children.start("proxy", [sys.executable, "-m", "countersign", "serve", *given])
-        work = children.start("worker", [sys.executable, *worker, *given])
+        proxy = children.start("proxy", [sys.executable, *program, "serve", *given])
+        work = children.start("worker", [sys.executable, *program, "worker", *given])
         url = f"http://127.0.0.1:{port}"
         stack = Stack(folder, url, receiver, children, proxy, work, valkey)
         ready = {
