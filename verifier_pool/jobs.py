@@ -23,7 +23,7 @@ from policies.errors import EvidenceError, OtherVersion, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.unit import Unit, declaration_of, of_response
 from policies.verification import Verification, traced, unverified
-from verifier_pool import declarations, history
+from verifier_pool import declarations, history, metrics
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import for_each_choice, judge
 from verifier_pool.packing import unpack_outcomes
@@ -185,6 +185,7 @@ class _Response:
         verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
         if context.store.settle(verification, unit):
+            metrics.decided(self._choices, verification["decided"], audited=bool(verification["audited"]))
             if changed:
                 declarations.count(redis, choice.backend)
             if verification.get("second_reference", {}).get("unchecked"):

@@ -25,12 +25,28 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
+from verifier_pool import metrics
+from verifier_pool.queue import WEBHOOK_QUEUE
 from verifier_pool.rq_job import OurJob, OurQueue, place_of
 from verifier_pool.runtime import ANSWER_SECONDS
 from verifier_pool.standstill import Standstill
 from verifier_pool.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
+
+
+def counted(on_failed: Callable[[str, str], None], queue: str) -> Callable[[str, str], None]:
+    """The same, with what failed for good counted: once, though a failure is told twice, with its exception first."""
+    last = ""
+
+    def count(job_id: str, reason: str) -> None:
+        nonlocal last
+        if job_id != last:
+            metrics.gave_up(queue, reason)
+        last = job_id
+        on_failed(job_id, reason)
+
+    return count
 
 
 class Loop(Upkeep):
@@ -78,7 +94,8 @@ class Loop(Upkeep):
             log_job_description=False,
         )
         self._stop = stop
-        self._on_failed = on_failed
+        self._on_failed = counted(on_failed, queue)
+        self._stage = "webhook" if queue == WEBHOOK_QUEUE else "verify"
         self._on_tick = on_tick
         self._on_timer = on_timer
         self._standstill = standstill
@@ -133,12 +150,16 @@ class Loop(Upkeep):
         with self.connection.pipeline() as pipeline:
             execution = self._begin(job, pipeline)
             pipeline.execute()
-        self._running = job, execution, time.monotonic()
+        began = time.monotonic()
+        stage = metrics.stage_of(job.meta, self._stage)
+        metrics.taken(stage, job.enqueued_at)
+        self._running, well = (job, execution, began), False
         try:
-            self.perform_job(job, queue, execution)
+            well = self.perform_job(job, queue, execution)
         finally:
             self._came_around = time.monotonic()
             self._running = None
+            metrics.ran(stage, self._came_around - began, well=well)
 
     def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
         """`_begin` did it, in one step with the rest."""

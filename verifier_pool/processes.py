@@ -13,14 +13,16 @@ from verifier_pool.meters import Meters
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def watch_process(meters: Meters, what: str) -> None:
-    """Observe this process. `what` it is: `proxy` or `worker`."""
-    started, labels = time.time(), {"version": _version(), "process": what}
-    meters.observe("countersign.build", "1", "Version and kind of this process", tuple(labels), lambda: [(1, labels)])
+def watch_process(meters: Meters, what: str, *, child: bool = False) -> None:
+    """Observe this process. `what` it is: `proxy` or `worker`; of a `child`, only what can be added to its parent's."""
     meters.observe(
         "process.cpu.time", "s", "Processor time that it took", (), lambda: [(_processor_seconds(), {})], "counter"
     )
     meters.observe("process.memory.usage", "By", "Memory that it has", (), lambda: [(_memory(), {})])
+    if child:
+        return
+    started, labels = time.time(), {"version": _version(), "process": what}
+    meters.observe("countersign.build", "1", "Version and kind of this process", tuple(labels), lambda: [(1, labels)])
     meters.observe("process.start_time", "s", "When it began, Unix time", (), lambda: [(started, {})])
 
 

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from policies.errors import ReplayError
 from policies.evidence import Replay
 from policies.settings import ReferenceSettings
+from verifier_pool import metrics
 from verifier_pool.caretaker import Caretaker
 from verifier_pool.flights import Flight, read_flights
 from verifier_pool.flying import BATCH, Flying
@@ -68,6 +69,7 @@ class ReplayLoop(ReplayEndings):
         self._hand: list[str] = []
         self._alone = False
         self._troubles = Troubles()
+        self._counted = metrics.Reference(model, second=second)
 
     def serve(self, burst: bool = False) -> int:
         """Work; returns how many jobs ended, or were queued for what a canary said.
@@ -88,6 +90,7 @@ class ReplayLoop(ReplayEndings):
                     if time.monotonic() >= next_tick:
                         self._tick()
                         self._end_late_ones()
+                        self._count()
                         self._care.look(burst=burst)
                         next_tick = time.monotonic() + 1
                     done += self._land()
@@ -147,12 +150,15 @@ class ReplayLoop(ReplayEndings):
                 queue.push_job_id(flight.job.id, pipeline=pipeline, at_front=True)
             pipeline.execute()
         self._hand = []
+        for flight in flights:
+            metrics.taken(metrics.stage_of(flight.job.meta), flight.job.enqueued_at, self._counted.model)
         for flight in sorted(flights, key=lambda flight: -flight.tokens):
             flight.patience = max(flight.job.timeout or 0, 0) or flight.patience
             flight.instance = self._care.instance
             self._flying.add(flight)
             flight.begin(self._submit, self._flying.lands)
         self._send_canary()
+        self._count()
         return len(flights) + len(back)
 
     def _room(self) -> int:
@@ -213,7 +219,12 @@ class ReplayLoop(ReplayEndings):
             pipeline.execute()
         replayed(batch, self._model, self._reference.name, len(self._flying))
         self._over([flight for flight, _ in batch])
+        self._counted.landed(batch)
+        self._count()
         return len(batch)
+
+    def _count(self) -> None:
+        self._counted.holds(len(self._flying), self._flying.tokens)
 
     def _over(self, flights: Sequence[Flight]) -> None:
         self._flying.remove(flights)

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import Settings, parse_settings, store_url
 from verifier_pool import connection
+from verifier_pool.sheets import SHEETS, Sheet
 
 logger = logging.getLogger("countersign.worker")
 
@@ -103,6 +104,7 @@ class Child:
         self._command = [*command, "--parent", str(os.getpid())]
         self._what = what
         self._process: subprocess.Popen[bytes] | None = None
+        self._sheet: Sheet | None = None
         self._not_before = 0.0
 
     @property
@@ -119,7 +121,11 @@ class Child:
         if self._process is not None:
             logger.warning("the %s ended with %s; starting it again", self._what, self._process.returncode)
         self._not_before = time.monotonic() + 5
-        self._process = subprocess.Popen(self._command)
+        if self._sheet is not None:
+            SHEETS.retire(self._sheet)
+        self._sheet = SHEETS.open()
+        command = [*self._command, "--sheet", str(self._sheet.fd)]
+        self._process = subprocess.Popen(command, pass_fds=[self._sheet.fd])
 
     def ask_to_end(self) -> None:
         """Ask it to finish."""

@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, WebhookSettings
 from policies.verification import Verification
-from verifier_pool import delivery, events
+from verifier_pool import delivery, events, metrics
 from verifier_pool.context import current
 from verifier_pool.queue import EVENT, WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
 from verifier_pool.signature import secret_keys, sign, verify_signature
@@ -94,13 +94,17 @@ def deliver(id: str) -> str | Retry:
     assert settings is not None
     redis, off = context.store.redis, disabled_key(settings.url)
     if redis.exists(off):
+        metrics.undelivered("switched_off")
         _fail("the receiver is switched off")
     verification = None if id.startswith(EVENT) else context.store.verdict(id)
     body = _body(context.store, id, verification)
     if body is None:
+        metrics.undelivered("expired")
         _fail("what was to be sent expired")
     with delivering(verification, get_current_job()) as span:
+        began = time.monotonic()
         outcome = _send(settings, id.removeprefix(EVENT), body)
+        metrics.delivered(outcome.status, outcome.error, time.monotonic() - began)
         if span is not None:
             span.set({names.STATUS: outcome.status, names.OUTCOME: "delivered" if outcome.delivered else "failed"})
             if not outcome.delivered:

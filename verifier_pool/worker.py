@@ -21,6 +21,7 @@ from policies.errors import SettingsError
 from policies.settings import ReferenceSettings, Settings
 from verifier_pool import context, jobs, webhooks
 from verifier_pool.loop import Loop
+from verifier_pool.metrics_page import shown
 from verifier_pool.parents import stop_with
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.reference.base import Reference
@@ -60,6 +61,11 @@ def main(argv: Sequence[str]) -> int:
     stop = threading.Event()
     if arguments.parent is not None:
         stop_with(arguments.parent, stop)
+    with shown(settings.metrics, arguments.sheet):
+        return _started(settings, arguments, roles, stop)
+
+
+def _started(settings: Settings, arguments: argparse.Namespace, roles: Roles, stop: threading.Event) -> int:
     command = [*COMMAND, *(["--config", arguments.config] if arguments.config else [])]
     if arguments.only == "webhooks":
         run_webhooks(settings, stop, burst=arguments.burst)
@@ -294,6 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--burst", action="store_true", help="end when no job is left")
     parser.add_argument("--processes", type=int, default=1, help="with --only verify: how many processes")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--sheet", type=int, help=argparse.SUPPRESS)
     return parser
 
 
