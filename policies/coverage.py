@@ -28,7 +28,7 @@ _BY_REQUEST = frozenset(
 )
 _BY_US = frozenset(
     {
-        *("backlog", "store_unavailable", "proxy_lost", "internal_error"),
+        *("backlog", "store_unavailable", "proxy_lost", "proxy_stopped", "internal_error"),
         *("evidence_expired", "evidence_unreadable", "job_failed", "job_unreadable"),
         *("no_profile", "profile_mismatch", "outside_profile", "ids_form", "stream", "no_reference_experts"),
         *("no_tokenizer", "evidence_too_large", "finish_undecided", "unknown_runtime", "speculative"),

@@ -40,7 +40,10 @@ WITHHELD_FAULTS = frozenset(
 )
 """Faults only the backend can cause."""
 EXCUSED_FAULTS = frozenset(
-    {"client_left", "upstream_closed", "upstream_timeout", "upstream_error", "no_tokenizer", "evidence_too_large"}
+    {
+        *("client_left", "proxy_stopped", "upstream_closed", "upstream_timeout", "upstream_error"),
+        *("no_tokenizer", "evidence_too_large"),
+    }
 )
 """Faults that are not the backend's doing, or no evidence of cheating."""
 

@@ -53,6 +53,7 @@ _FAULT_WORDS = {
     "too_deep": "the backend sent JSON nested deeper than the limit",
     "evidence_too_large": "the evidence is over the size limit, and part of it was not kept",
     "client_left": "the client went away before the answer was finished",
+    "proxy_stopped": "the proxy was stopped before the answer was finished",
     "upstream_closed": "the backend closed the connection before the answer was finished",
     "upstream_timeout": "the backend fell silent",
     "upstream_error": "the backend reported an error",

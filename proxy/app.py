@@ -12,9 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.settings import Settings
 from proxy.api import backends, errors, keys, routes
+from proxy.drain import Drain
 from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
-from proxy.services import Drain, Services, check_addresses, load_tokenizers
+from proxy.services import Services, check_addresses, load_tokenizers
 from proxy.tracing import TracedEndpoint
 from verifier_pool.telemetry.exporters import check_traces
 

@@ -14,6 +14,8 @@ CLIENT_ERROR = "client_error"
 ENDPOINT = "endpoint"
 """The request went to an endpoint whose answers carry no evidence."""
 CLIENT_LEFT = "client_left"
+PROXY_STOPPED = "proxy_stopped"
+"""The proxy was told to stop, and did not wait any longer for the answer to end."""
 INTERNAL_ERROR = "internal_error"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httptools
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from policies.errors import (
     ApiError,
@@ -20,6 +20,7 @@ from policies.errors import (
     UriTooLong,
 )
 from policies.settings import BoundsSettings
+from proxy.drain import BREAK_OFF
 from proxy.relay.asgi import LINGER_SECONDS, refuse_body
 from proxy.tap.rawjson import write
 
@@ -51,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head = self._fed = 0
         self._refusal: ApiError | None = None
         self._patience: asyncio.TimerHandle | None = None
+        self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connects."""
@@ -65,7 +67,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._be_patient(False)
         # Uvicorn forgets this one after a reset, and with it keeps everything of the connection until it rings.
         self._unset_keepalive_if_required()
+        # Uvicorn tells only the newest request, which may still wait for the one that is served.
+        self._tell_that_it_is_over()
         super().connection_lost(exc)
+
+    def break_off(self) -> None:
+        """The answer that is on its way ends here. What was sent goes out, and no end of the answer follows."""
+        self._tell_that_it_is_over()
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -159,6 +168,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """As JSON."""
         self._refuse(InvalidRequest(msg, code="bad_http"))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        cycle.scope["extensions"] = {BREAK_OFF: {"now": self.break_off}}
+        super()._start_asgi_task(cycle, app)
+
+    def _tell_that_it_is_over(self) -> None:
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def _too_long(self) -> ApiError:
         most = f"{self.bounds.headers} headers or {self.bounds.head_bytes} bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import errno
 import gc
@@ -23,8 +24,8 @@ from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, embedded_dir, parse_settings, store_url
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
+from proxy.drain import Drain
 from proxy.embedded import EmbeddedValkey
-from proxy.services import Drain
 from proxy.uptake import watched
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _SHUTDOWN_SECONDS = 5
+"""Seconds for what ends by itself when it is cancelled or its connection is cut, and for some reason does not."""
+_MOMENT = 0.5
 _ANSWER_SECONDS = 5.0
 
 
@@ -78,15 +81,16 @@ def load_settings(path: str | None) -> Settings:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, except that a signal first drains: readiness turns false, what runs is finished, new requests are
-    refused with 503, and only then the sockets close. What still runs after `most` seconds of that is broken off and
-    recorded as it is. A second signal ends at once."""
+    """Uvicorn, except that a signal first drains: readiness turns false, what runs is finished and taken by its client,
+    new requests are refused with 503, and only then the sockets close. What still runs after `most` seconds of that is
+    broken off and recorded as it is. A second signal ends at once."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, most: float | None) -> None:
         super().__init__(config)
         self._drain = drain
         self._most = math.inf if most is None else most
         self._over = math.inf
+        self._told = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
@@ -97,9 +101,35 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; true ends the main loop."""
-        if self._drain.draining and (self._drain.in_flight == 0 or time.monotonic() > self._over):
-            self.should_exit = True
+        drain = self._drain
+        if drain.draining and not self.should_exit:
+            late = time.monotonic() - self._over
+            if late > 0:
+                if (left := drain.end()) and not self._told:
+                    logger.warning("answers are broken off: the time to drain is over", extra={"answers": left})
+                    self._told = True
+                self.should_exit = not left or late > _SHUTDOWN_SECONDS
+            else:
+                self.should_exit = not drain.in_flight and not self._sending
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything. Whatever is not through by then has a moment more; uvicorn would wait, and complain."""
+        moment = _MOMENT if self._drain.over else _SHUTDOWN_SECONDS - _MOMENT
+        cutting = asyncio.get_running_loop().call_later(moment, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    @property
+    def _sending(self) -> bool:
+        """Whether a client has not taken all of its answer yet; how long it may take is the connection's matter."""
+        return any(each.transport.get_write_buffer_size() for each in self.server_state.connections)
+
+    def _cut(self) -> None:
+        for each in list(self.server_state.connections):
+            each.transport.abort()
 
 
 def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
@@ -173,6 +203,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="PATH", help="settings (default: $COUNTERSIGN_CONFIG, ./countersign.yaml)")
     parser.add_argument("--host", help="address to listen on, instead of the settings' one")
     parser.add_argument("--port", type=int, help="port to listen on, instead of the settings' one")
-    drain = "the most that running answers may take after a signal (default: no limit)"
+    drain = "the most that running answers may take after a signal; what is left is broken off (default: no limit)"
     parser.add_argument("--drain", metavar="SECONDS", type=float, help=drain)
     return parser

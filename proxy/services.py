@@ -16,6 +16,7 @@ from proxy.backends.pool import Backends
 from proxy.backends.probes import Probes
 from proxy.backends.records import Records
 from proxy.backends.standings import Standings
+from proxy.drain import Drain
 from proxy.limits.limiter import Limiter
 from proxy.limits.registry import Registry
 from proxy.metrics import Metrics
@@ -31,14 +32,6 @@ from verifier_pool.telemetry.tracing import Tracing
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 _SAID_ONCE = (b"host", b"origin", b"x-countersign-backend")
-
-
-@dataclass(slots=True)
-class Drain:
-    """Whether the process is on its way out, and what it still has to finish."""
-
-    draining: bool = False
-    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

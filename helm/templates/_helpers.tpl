@@ -169,8 +169,8 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/* What a leaving proxy's time goes to, all of it from proxy.drainSeconds, as JSON: {"preStop", "grace"} in seconds.
-     It goes on listening while load balancers forget it, then finishes its streams (`serve --drain`), then has 5 seconds
-     to break off the rest and 10 to write the last evidence. */}}
+     It goes on listening while load balancers forget it, then finishes its streams (`serve --drain`), then breaks off the
+     rest, which takes a second and never more than 5, and has 10 to write the last evidence. */}}
 {{- define "countersign.drain" -}}
 {{- $seconds := int .Values.proxy.drainSeconds -}}
 {{- $preStop := min 15 $seconds -}}

@@ -14,7 +14,7 @@ from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.backends.turn import Turn
 from proxy.begun import Begun
-from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, Generation
+from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, PROXY_STOPPED, Generation
 from proxy.relay import headers as names
 from proxy.relay.answer import nothing
 from proxy.relay.body import LARGE, Body
@@ -85,7 +85,7 @@ class Attempt:
             self._record.unchecked(NO_ANSWER)
             raise
         except asyncio.CancelledError:
-            self._record.leave(CLIENT_LEFT)
+            self._record.leave(PROXY_STOPPED if self._services.drain.over else CLIENT_LEFT)
             raise
         except Exception:
             self._record.unchecked(INTERNAL_ERROR)

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from policies.errors import (
     ApiError,
     AuthenticationFailed,
-    BackendUnavailable,
     InvalidRequest,
     KeysUnavailable,
     RateLimited,
@@ -21,6 +20,7 @@ from policies.errors import (
 from policies.limits import NOTHING, Cost
 from policies.settings import BoundsSettings
 from proxy.api.auth import Client
+from proxy.drain import break_off
 from proxy.generation import Generation
 from proxy.limits.answer import Headers, telling
 from proxy.limits.estimate import cost_of
@@ -28,7 +28,7 @@ from proxy.limits.limiter import Admission
 from proxy.relay import headers as names
 from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, unless_client_leaves
 from proxy.relay.body import LARGE, Body
-from proxy.relay.exchange import Exchange
+from proxy.relay.exchange import Exchange, shutting_down
 from proxy.services import Services, header_map
 from proxy.uploads import Upload
 
@@ -48,24 +48,33 @@ class RelayEndpoint:
         """Serve one request."""
         services: Services = scope["app"].state.services
         headers = header_map(scope["headers"])
-        services.drain.in_flight += 1
-        try:
+        with services.drain.flight():
             try:
-                client = await _authenticate(services, scope, headers)
-            except ApiError as error:
-                await answer_error(send, error, [*names.echoed(headers), *_closing(services)], path=self._endpoint)
+                await self._serve(services, scope, headers, receive, send)
+            except asyncio.CancelledError:
+                if not services.drain.caught():
+                    raise
+                break_off(scope)
+
+    async def _serve(
+        self, services: Services, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        try:
+            client = await _authenticate(services, scope, headers)
+        except ApiError as error:
+            await answer_error(send, error, [*names.echoed(headers), *_closing(services)], path=self._endpoint)
+            return
+        with services.uploads.of(client) as upload:
+            try:
+                admitted = await self._admit(services, client, headers, upload, receive, send)
+            except ClientLeft:
                 return
-            with services.uploads.of(client) as upload:
-                try:
-                    admitted = await self._admit(services, client, headers, upload, receive, send)
-                except ClientLeft:
-                    return
-                except ApiError as error:
-                    await _refuse(services, client, headers, receive, send, error, path=self._endpoint)
-                    return
-                await _serve(services, admitted, receive)
-        finally:
-            services.drain.in_flight -= 1
+            except ApiError as error:
+                await _refuse(services, client, headers, receive, send, error, path=self._endpoint)
+                return
+            await _exchange(services, admitted, receive)
+            if not admitted.exchange.down.delivered:
+                break_off(scope)
 
     async def _admit(
         self,
@@ -122,7 +131,7 @@ class _Admitted:
     admission: Admission | None = None
 
 
-async def _serve(services: Services, admitted: _Admitted, receive: Receive) -> None:
+async def _exchange(services: Services, admitted: _Admitted, receive: Receive) -> None:
     exchange, admission = admitted.exchange, admitted.admission
     try:
         await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
@@ -169,12 +178,16 @@ def _taken(exchange: Exchange, cost: Cost) -> int:
 async def _authenticate(services: Services, scope: Scope, headers: Mapping[bytes, bytes]) -> Client:
     """Who is asking. Raises ApiError, where nobody is served any more, too."""
     if services.drain.draining:
-        raise BackendUnavailable("this proxy is shutting down; try again", code="draining")
+        raise shutting_down()
     try:
         return await services.keys.authenticate(headers, scope["client"])
     except (AuthenticationFailed, KeysUnavailable) as error:
         services.metrics.refused.add(1, {"reason": error.error_code or error.type})
         raise
+
+
+def _closing(services: Services) -> list[tuple[bytes, bytes]]:
+    return [(b"connection", b"close")] if services.drain.draining else []
 
 
 def _mode(headers: Mapping[bytes, bytes], default: str) -> str:
@@ -194,7 +207,3 @@ def _hint(headers: Mapping[bytes, bytes], client: Client) -> str | None:
     if not client.admin:
         raise InvalidRequest("x-countersign-backend is for admin keys")
     return asked.strip().decode("latin-1")
-
-
-def _closing(services: Services) -> list[tuple[bytes, bytes]]:
-    return [(b"connection", b"close")] if services.drain.draining else []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
 
 from starlette.types import Send
 
-from policies.errors import ApiError, BackendUnavailable, VerificationFailed
+from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, VerificationFailed
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.generation import Generation
@@ -25,8 +26,12 @@ from verifier_pool.telemetry.tracing import here
 
 logger = logging.getLogger(__name__)
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 _CLIENT_LEFT_STATUS = 499
+
+
+def shutting_down() -> ApiError:
+    """Said to whoever is not served any more."""
+    return BackendUnavailable("this proxy is shutting down; try again", code="draining")
 
 
 class Exchange:
@@ -78,6 +83,11 @@ class Exchange:
             await self._serve()
         except ApiError as error:
             await self._attempt.reply.fail(error)
+        except asyncio.CancelledError:
+            # A stream that has begun ends in the middle; who has nothing yet can be told.
+            if not self._services.drain.over or self.down.status:
+                raise
+            await self._attempt.reply.fail(shutting_down())
         except Exception:
             logger.exception("a request broke the proxy", extra={"id": self._attempt.generation.id})
             await self._attempt.reply.fail(ApiError("the proxy failed to serve this request", code="internal_error"))
@@ -142,6 +152,12 @@ class Exchange:
         reply = Reply(services, record, clock, self._headers, self.down, retried=self._retried)
         kind = Attempt if services.tracing is None or here() is None else TracedAttempt
         return kind(services, generation, self._body, self._headers, clock, reply)
+
+    def _cut_status(self) -> int:
+        """What stands for an answer that its client did not get to the end of: by whose doing."""
+        if self._attempt.reply.broken:
+            return UpstreamFailed.status
+        return BackendUnavailable.status if self._services.drain.over else _CLIENT_LEFT_STATUS
 
     def _account(self) -> None:
         generation, clock = self._attempt.generation, self._clock
