@@ -68,7 +68,7 @@ class Answer:
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
         weighed, turn = _WEIGHED, Turn()
         try:
-            async with clock.patience() as deadline, self.services.holding.share() as share:
+            async with clock.deadline() as deadline, self.services.holding.share() as share:
                 while data := await clock.reading(response.read(), deadline):
                     with turn:
                         for piece in _pieces(decoder, data, tap):

@@ -18,7 +18,7 @@ from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, PROXY_STOPP
 from proxy.relay import headers as names
 from proxy.relay.answer import nothing
 from proxy.relay.body import LARGE, Body
-from proxy.relay.clock import Clock, Patience
+from proxy.relay.clock import Clock, Deadline
 from proxy.relay.refusal import Declined
 from proxy.relay.reply import Reply
 from proxy.relay.transport import UpstreamRequest, UpstreamResponse
@@ -215,14 +215,14 @@ class Attempt:
             body=prepared.body,
         )
         try:
-            async with self._clock.patience() as deadline:
+            async with self._clock.deadline() as deadline:
                 ready = partial(self._go, prepared, deadline)
                 return await self._clock.waiting(self._services.transport.send(request, ready))
         except Exception:
             await self._opened()
             raise
 
-    async def _go(self, prepared: Prepared | Passed, deadline: Patience) -> None:
+    async def _go(self, prepared: Prepared | Passed, deadline: Deadline) -> None:
         """The request goes up next; the intent is in Redis by then. While its answer is awaited, there is time to make
         ready for that."""
         start = time.monotonic()

@@ -18,7 +18,7 @@ _AGAIN = 0.1
 """Seconds after which it is looked again whether a request whose time is over waits for its client."""
 
 
-class Patience:
+class Deadline:
     """A deadline around talk with a backend; an async context manager that raises UpstreamTimeout when it passes.
 
     It moves with every read, thousands of times a second in all: so its timer is left alone, and asks when it rings
@@ -39,7 +39,7 @@ class Patience:
         self._due: float | None = None
         self.until(None if seconds is None else time.monotonic() + seconds)
 
-    async def __aenter__(self) -> Patience:
+    async def __aenter__(self) -> Deadline:
         return self
 
     async def __aexit__(
@@ -78,7 +78,7 @@ class Patience:
 class Limit:
     """The end of a request whose client does not take its bytes; a context manager around all of it.
 
-    Reads have their own deadline (Patience). What else a request waits for is bounded by itself, except for its client:
+    Reads have a Deadline of their own. What else a request waits for is bounded by itself, except for its client:
     when the time is over and a write is not, or as soon as one is not after that, the work is cancelled and the context
     left quietly, with `cut` set. One timer for a request; none for a write.
     """
@@ -195,14 +195,14 @@ class Clock:
             self.waited += took
             self._held += took
 
-    async def reading(self, what: Awaitable[bytes], patience: Patience) -> bytes:
+    async def reading(self, what: Awaitable[bytes], deadline: Deadline) -> bytes:
         """One read from the backend; moves the deadline to when this read must be over, and away afterwards."""
         assert self._up is not None
         start = time.monotonic()
         wait = self._up + self._held + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
-        patience.until(min(wait, self._over))
+        deadline.until(min(wait, self._over))
         data = await what
-        patience.until(None)
+        deadline.until(None)
         self._last = time.monotonic()
         self.waited += self._last - start
         return data
@@ -234,6 +234,6 @@ class Clock:
             # The end comes at the next wait.
             await asyncio.sleep(0)
 
-    def patience(self, seconds: float | None = None) -> Patience:
+    def deadline(self, seconds: float | None = None) -> Deadline:
         """A deadline around talk with a backend, in the task that talks."""
-        return Patience(seconds)
+        return Deadline(seconds)
