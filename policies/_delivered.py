@@ -25,6 +25,7 @@ import numpy as np
 
 from policies import _parsed
 from policies._findings import Finding, rejected, undecided
+from policies._request import read
 from policies.evidence import WITHHELD_FAULTS, Evidence, Ids
 from policies.spelling import Spelling
 from policies.thinking import tags_of
@@ -87,7 +88,7 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
         stops: ids that end this answer.
         known: whether these are all of them.
     """
-    asked = _read(evidence.request)
+    asked = read(evidence.request, _asked)
     if asked is None or asked.echo or WITHHELD_FAULTS.intersection(evidence.faults) or not len(evidence.output_ids):
         return Delivered()
     variants = list(_variants(evidence, asked, stops, known))
@@ -117,13 +118,6 @@ def check(evidence: Evidence, spelling: Spelling, stops: frozenset[int], *, know
         if _parsed.made_of(evidence, text, markup, finished=_finished(evidence), named=asked.forced):
             return Delivered(compared=True)
     return Delivered((undecided("text_undecided", "the parsed answer is not made of pieces of its ids' text"),))
-
-
-def _read(request: bytes) -> Asked | None:
-    try:
-        return _asked.decode(request)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
 
 
 def _may_be_parsed(evidence: Evidence, asked: Asked) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from policies._request import read
 from policies.evidence import Evidence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
@@ -26,12 +27,8 @@ _MEDIA_KEYS = frozenset(
 """Keys by which vLLM 0.32 takes a part for media, whatever its type says."""
 
 
-class _Message(msgspec.Struct):
-    content: Any = None
-
-
 class _Chat(msgspec.Struct):
-    messages: list[_Message] = []
+    messages: Any = None
 
 
 _chat = msgspec.json.Decoder(_Chat)
@@ -45,11 +42,8 @@ def asked_with_media(evidence: Evidence) -> bool:
 @lru_cache(maxsize=4)
 def _in_request(request: bytes) -> bool:
     # Requests with media are large, and several checks ask of the same one.
-    try:
-        messages = _chat.decode(request).messages
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return False
-    return any(_holds_media(message.content) for message in messages)
+    chat = read(request, _chat)
+    return chat is not None and has_media({"messages": chat.messages})
 
 
 def has_media(body: Mapping[str, Any]) -> bool:
@@ -61,10 +55,10 @@ def has_media(body: Mapping[str, Any]) -> bool:
 
 
 def _holds_media(content: Any) -> bool:
-    parts = content if isinstance(content, list) else [content]
-    return any(_is_media(part) for part in parts if isinstance(part, dict))
+    return isinstance(content, list) and any(_is_media(part) for part in content if isinstance(part, dict))
 
 
 def _is_media(part: dict[str, Any]) -> bool:
-    kind = part.get("type")
-    return not (kind is None or (isinstance(kind, str) and kind in TEXT_PARTS)) or not _MEDIA_KEYS.isdisjoint(part)
+    # vLLM takes a part without a type for what its keys say, and refuses one whose type is no word.
+    kind = part.get("type", "text")
+    return not (isinstance(kind, str) and kind in TEXT_PARTS) or not _MEDIA_KEYS.isdisjoint(part)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 import orjson
 
 from policies import coverage
+from policies._request import read_leniently
 from policies.evidence import Evidence
 from policies.verification import Verification
 
@@ -193,7 +195,11 @@ def _asked(choice: Evidence) -> bytes:
         body = orjson.loads(choice.request)
         return orjson.dumps({name: body.get(name) for name in _ASKING}, option=orjson.OPT_SORT_KEYS)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, AttributeError, TypeError):
+        pass
+    odd = read_leniently(choice.request)
+    if odd is None:
         return choice.request or choice.prompt_ids.tobytes()
+    return json.dumps({name: odd.get(name) for name in _ASKING}, sort_keys=True).encode()
 
 
 def _speaks(secret: bytes, id: str, choices: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from policies.evidence import TOP_LOGPROBS, Endpoint
+from policies.media import has_media
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import lax
 from proxy.tap.fields import DROPPED, REFUSED, refuse
@@ -88,7 +89,7 @@ def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed:
         n=body.n,
         served_model=served,
         ids_as_tokens=readable,
-        media=_has_media(fields.get("messages")),
+        media=endpoint == "chat" and has_media(fields),
     )
 
 
@@ -167,9 +168,3 @@ def _ask_usage(fields: dict[str, Any], raws: Object, stream: bool, *, buffered: 
 
 def _usage_flags(options: dict[str, Any]) -> tuple[Any, Any]:
     return options.get("include_usage"), options.get("continuous_usage_stats")
-
-
-def _has_media(messages: Any) -> bool:
-    contents = (one.get("content") for one in messages if isinstance(one, dict)) if isinstance(messages, list) else ()
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from policies import selection, structure
+from policies._request import extras
 from policies.checks import Result
 from policies.evidence import Evidence, Usage
 from policies.media import asked_with_media, has_media
@@ -17,6 +18,12 @@ from tests.policies import recorded
 
 TEXT = [{"role": "user", "content": "Hi"}]
 URL = {"url": "https://example.com/a.png"}
+MEDIA_KINDS = (
+    *("image_url", "input_image", "image_embeds", "image_pil", "audio_url", "input_audio", "audio_embeds"),
+    *("video_url", "video_embeds", "prompt_embeds"),
+)
+TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+"""All kinds of parts that vLLM 0.32 has a parser for."""
 MEDIA: list[Any] = [
     [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": URL}],
     [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}],
@@ -31,6 +38,11 @@ MEDIA: list[Any] = [
     [{"type": None, "video_url": URL}],
     [{"type": "text", "text": "x", "uuid": "u", "image_url": None}],
     [{"type": 7}],
+    [{"type": None}],
+    [{"type": None, "text": "x"}],
+    *([{"type": kind, kind: "x"}] for kind in MEDIA_KINDS),
+    *([{kind: "x"}] for kind in MEDIA_KINDS),
+    *([{"type": "text", "text": "x", kind: None}] for kind in MEDIA_KINDS),
 ]
 NO_MEDIA: list[Any] = [
     "Look at https://example.com/a.png: image_url",
@@ -39,6 +51,10 @@ NO_MEDIA: list[Any] = [
     ["text", {"type": "text", "text": "image_url"}, {"type": "refusal", "refusal": "no"}, {"text": "x"}],
     [{"type": "thinking", "thinking": "x"}, {"type": "tool_reference", "name": "x"}],
     7,
+    *([{"type": kind, kind: "x"}] for kind in TEXT_KINDS),
+    *([{kind: "x"}] for kind in TEXT_KINDS),
+    [{}],
+    {"type": "image_url", "image_url": URL},
 ]
 
 
@@ -58,6 +74,25 @@ def test_media_are_seen(content: Any) -> None:
 def test_texts_are_no_media(content: Any) -> None:
     assert not asked_with_media(asking(content))
     assert not has_media(json.loads(asking(content).request))
+
+
+ODD = ["\ud800", float("inf"), "\ud83d", 10**40, 1e308]
+"""What Python and so vLLM take in JSON, and stricter readers do not."""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_nothing_odd_elsewhere_hides_media(odd: Any) -> None:
+    body = {"junk": odd, "messages": [{"content": MEDIA[0]}], "more": [odd], "thinking_token_budget": 5}
+    data = json.dumps(body).replace("Infinity", "1e999").encode()
+    evidence = dataclasses.replace(recorded.gpu("T0")[0], request=data)
+    assert asked_with_media(evidence)
+    assert extras(evidence).thinking_token_budget == 5
+
+
+def test_messages_that_are_none_hide_nothing() -> None:
+    body: dict[str, Any] = {"messages": ["x", 7, None, {"content": MEDIA[0]}]}
+    assert has_media(body)
+    assert asked_with_media(dataclasses.replace(recorded.gpu("T0")[0], request=json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("request_", [b"", b"{", b"[]", b'{"messages": 1}', b'{"messages": ["x"]}', b"[" * 100_000])

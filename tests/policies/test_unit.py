@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from policies import unit
 from policies.checks import Check, Result
@@ -92,6 +93,13 @@ def test_a_unit_is_key_prompt_and_seed_and_nothing_the_backend_says() -> None:
     assert len({other_key.unit, other_key.key, base.unit, base.key}) == 4
     for request in (b'{"messages":[2]}', b'{"messages":[1],"tools":[]}', b"no json", b"[1]", b'{"messages":[NaN]}'):
         assert of([answer(request=request)], passing()).prompt != base.prompt
+
+
+@pytest.mark.parametrize("odd", [rb'"\ud800"', b"1e999", b"1" * 400])
+def test_the_same_prompt_is_the_same_whatever_stands_beside_it(odd: bytes) -> None:
+    units = [of([answer(request=b'{"seed":%d,"junk":%s,"messages":[1]}' % (seed, odd))], passing()) for seed in (1, 2)]
+    other = of([answer(request=b'{"seed":1,"junk":%s,"messages":[2]}' % odd)], passing())
+    assert units[0].prompt == units[1].prompt != other.prompt
 
 
 def test_client_seeds_stay_outside() -> None:
