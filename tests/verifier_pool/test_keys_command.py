@@ -177,7 +177,7 @@ def test_redis_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page(run: Run, store: KeyStore) -> None:
     """Its commands work, in their order; its settings are settings."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for kind, text in blocks if not kind for line in text.splitlines()]
+    lines = [line for kind, text in blocks if kind == "sh" for line in text.splitlines()]
     assert len(lines) > 5
     for line in lines:
         name, command, *arguments = shlex.split(line)

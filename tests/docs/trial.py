@@ -1,0 +1,143 @@
+"""A whole stack for the pages' blocks: `countersign serve` with its own Valkey, a worker, a backend and a reference.
+
+Backend and reference are a toy model of 64 tokens, so that honest answers pass and cheats are rejected without an
+engine. Everything else is what an operator runs, started by the same commands.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from benchmarks.chaos import declared, toy
+from benchmarks.children import Children
+from policies.profile import ProfileKey
+from tests.docs.backend import TOKENS
+from tests.docs.pages import ROOT
+
+MODELS = ("my-model", "small", "large")
+BACKENDS = ("cheap-gpu-farm", "eager", "graphs", "honest")
+"""Names that pages use; each is a backend of `my-model`, as is `cheat`, which is not honest."""
+CHEAT = "cheat"
+_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A running stack. `folder` holds its `countersign.yaml`, and is home and working folder of what blocks run."""
+
+    folder: Path
+    url: str
+    children: Children
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What blocks run in: the environment's programs first, nothing of the user's settings."""
+        return environ(self.folder)
+
+    @property
+    def redis_url(self) -> str:
+        """Of its Valkey."""
+        return f"unix://{self.folder}/.local/state/countersign/valkey.sock"
+
+    def replaced(self, text: str) -> str:
+        """A block with the addresses of this stack in place of the page's."""
+        return text.replace("http://127.0.0.1:8700", self.url)
+
+
+def environ(folder: Path) -> dict[str, str]:
+    """Environment of a process of the trial that lives in this folder."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("COUNTERSIGN_", "OPENAI_", "XDG_"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    python = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
+    return kept | {"HOME": str(folder), "PATH": path, "PYTHONPATH": python, "NO_PROXY": "127.0.0.1"}
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Trial]:
+    """A stack in this folder, until the block is left."""
+    children = Children(folder, environ(folder))
+    try:
+        port = free_port()
+        tree = settings(children, port, folder)
+        (folder / "my-model.json").write_text(profile(), encoding="utf-8")
+        (folder / "countersign.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        url = f"http://127.0.0.1:{port}"
+        words = [sys.executable, "-m", "countersign"]
+        config = ["--config", str(folder / "countersign.yaml")]
+        children.start("proxy", [*words, "serve", *config])
+        children.wait("proxy", lambda: is_ready(url), _START_SECONDS)
+        children.start("worker", [*words, "worker", *config])
+        children.wait("worker", lambda: _takes_work(folder / "worker.log"), _START_SECONDS)
+        yield Trial(folder, url, children)
+    finally:
+        children.stop()
+
+
+def settings(children: Children, port: int, folder: Path) -> dict[str, Any]:
+    """Starts backend and reference; the settings tree that names them."""
+    upstream = children.port("backend", [sys.executable, "-m", "tests.docs.backend"])
+    engine = free_port()
+    words = ["-m", "benchmarks.chaos.engine", "--port", str(engine), "--model", "toy", "--pause-ms", "1"]
+    children.start("engine", [sys.executable, *words])
+    reference = {"kind": "vllm_http", "url": f"http://127.0.0.1:{engine}", "served_model": "toy"}
+    model = {"vocab_size": toy.VOCABULARY, "max_model_len": toy.PROMPT_TOKENS + TOKENS, "reference": reference}
+    declaration = {"model": "my-model", "served_model": "toy", "precision": "bf16"}
+    declaration |= {"runtime": toy.RUNTIME, "engine": toy.ENGINE}
+    base = f"http://127.0.0.1:{upstream}"
+    urls = dict.fromkeys(BACKENDS, base) | {CHEAT: f"{base}/cheat"}
+    return {
+        "port": port,
+        "models": {"my-model": model | {"profile": str(folder / "my-model.json")}, "small": model, "large": model},
+        "backends": [{"name": name, "url": url, **declaration} for name, url in urls.items()],
+        "audit": {"rate": 1, "full": 1},
+        "health": {"interval": 0},
+        # Nobody listens there; deliveries are tried again and dropped.
+        "webhook": {"url": "http://127.0.0.1:9/hook", "secret": "whsec_" + "c2VjcmV0" * 5, "allow_private": True},
+    }
+
+
+@cache
+def profile() -> str:
+    """A profile of honest answers to the toy model, under the name the pages use."""
+    key = ProfileKey(
+        model="my-model",
+        runtime=toy.RUNTIME,
+        precision="bf16",
+        engine=toy.ENGINE,
+        reference=f"vllm_http vllm-{toy.VERSION} toy",
+    )
+    return msgspec.structs.replace(declared.measured("toy"), key=key).to_json()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_ready(url: str) -> bool:
+    """Whether a proxy serves requests."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _takes_work(log: Path) -> bool:
+    return log.exists() and b"ready: taking" in log.read_bytes()
