@@ -231,4 +231,6 @@ class Attempt:
         self._clock.waited -= now - start
         self._clock.went_up()
         deadline.until(now + min(self._services.settings.timeouts.first_byte, self._clock.left))
-        asyncio.get_running_loop().call_soon(self.reply.expect, prepared)
+        # Only after that has gone, which takes the loop one more round.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.reply.expect, prepared)

@@ -69,7 +69,7 @@ class Body:
             fields = _parse(data)
         except RecursionError as error:
             raise _too_deep(bounds) from error
-        if _is_deeper(fields, bounds.json_depth):
+        if _is_deeper(data, fields, bounds.json_depth):
             raise _too_deep(bounds)
         raws = read_object(data)
         if raws is None:
@@ -111,7 +111,9 @@ def _parse(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _is_deeper(fields: dict[str, Any], limit: int) -> bool:
+def _is_deeper(data: bytes, fields: dict[str, Any], limit: int) -> bool:
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
     level: list[Any] = [fields]
     for _ in range(limit):
         inner = (value for one in level for value in (one.values() if isinstance(one, dict) else one))

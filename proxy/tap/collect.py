@@ -34,6 +34,7 @@ _TOGETHER = 8
 """Choices of a stream's chunks that are read together."""
 _MOST_LATE, _MOST_LATE_BYTES = 64, 64 * 1024
 _LARGE_CHUNK = 16 * 1024
+_RESPONSE = ("prompt_token_ids", "usage")
 
 Reason = TypeVar("Reason", str, "int | str")
 
@@ -55,6 +56,7 @@ class Collector:
         self.allowed = allowed
         self._records: dict[int, ChoiceRecord] = {}
         self._late: list[Object] = []
+        self._late_tops: list[Object] = []
         self._late_bytes = 0
         self.faults: dict[str, None] = {}
         self.terminal = False
@@ -110,6 +112,15 @@ class Collector:
             self._read_claim(record, fields.get("logprobs"), expected)
         self._read_rest(record, fields)
 
+    def response_later(self, top: Object, size: int) -> None:
+        """Reads the fields of a stream's chunk of `size` bytes, now or later."""
+        kept = {name: top[name] for name in _RESPONSE if name in top and not is_null(top[name])}
+        if kept:
+            self._late_tops.append(kept)
+            self._late_bytes += size
+            if self._late_bytes > _MOST_LATE_BYTES:
+                self.catch_up()
+
     def later(self, fields: Object, size: int) -> None:
         """Reads one choice of a chunk of `size` bytes, now or later; `fields` may be changed meanwhile."""
         if size > _LARGE_CHUNK:
@@ -128,10 +139,14 @@ class Collector:
 
     def catch_up(self) -> None:
         """Reads what is to be read."""
-        if not self._late:
+        tops, late = self._late_tops, self._late
+        if not tops and not late:
             return
-        late, self._late = self._late, []
-        self._late_bytes = 0
+        self._late_tops, self._late, self._late_bytes = [], [], 0
+        for top in tops:
+            self.response(top)
+        if not late:
+            return
         parts = read_together(self.prepared.endpoint, late) if len(late) > 1 else None
         if parts is None or not self._fit(parts):
             for fields in late:

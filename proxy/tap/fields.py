@@ -39,8 +39,15 @@ DROPPED: frozenset[str] = frozenset(
 )
 
 
+GONE = DROPPED | REFUSED.keys()
+"""What never goes up."""
+_LOOKED_AT = REFUSED.keys() | {"chat_template_kwargs"}
+
+
 def refuse(fields: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for the first refused field."""
+    if fields.keys().isdisjoint(_LOOKED_AT):
+        return
     for name, (why, empty_is_default) in REFUSED.items():
         value = fields.get(name)
         if value is not None and (value or not empty_is_default):

@@ -11,19 +11,23 @@ there the grammar binds after the reasoning.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from policies.evidence import TOP_LOGPROBS, Endpoint
 from policies.media import has_media
 from policies.settings import BackendSettings, ModelSettings
 from proxy.tap import lax
-from proxy.tap.fields import DROPPED, REFUSED, refuse
+from proxy.tap.fields import GONE, refuse
 from proxy.tap.rawjson import FALSE, TRUE, Object, raw, read_object, write
 from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS, missing_defaults, resolve
 from proxy.tap.types import Asked, Prepared
 
 if TYPE_CHECKING:
     from proxy.relay.body import Body
+
+_spelled = lru_cache(maxsize=256, typed=True)(raw)
+"""Defaults are the same in every request."""
 
 TOP = TOP_LOGPROBS
 """Alternatives asked for per token. Chat drops the 20th when the sampled token is outside the top 20."""
@@ -38,14 +42,14 @@ def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed:
     endpoint: Endpoint = "chat" if body.endpoint == "chat" else "completions"
     fields, raws = dict(body.fields), dict(body.raws)
     refuse(fields)
-    for name in (*DROPPED, *REFUSED):
-        raws.pop(name, None)
+    for name in GONE & raws.keys():
+        del raws[name]
 
     client_seed = _client_seed(fields)
     if client_seed is None:
         raws["seed"] = raw(seed)
     for name, default in missing_defaults(fields, model.generation_config).items():
-        raws[name] = raw(default)
+        raws[name] = _spelled(default)
         fields[name] = default
     if endpoint == "completions" and fields.get("max_tokens") is None:
         raws["max_tokens"] = raw(COMPLETIONS_MAX_TOKENS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import numpy as np
 from msgspec import Raw
@@ -55,12 +57,13 @@ class Prompts:
         if bytes(value).count(b",") >= self._most:
             return None, "too_large"
         try:
-            ids = np.array(_ids.decode(value), np.int64)
+            found = array("i", _ids.decode(value))
         except (*UNREADABLE, TypeError):
             return None, "bad_ids"
-        if ids.size and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
+        if found and min(found) < 0:
             return None, "bad_ids"
+        ids = np.array(found, np.int32)
         if known is not None and np.array_equal(ids, known):
             return known, None
         self.tokens += len(ids)
-        return (None, "too_large") if self.tokens > self._most else (ids.astype(np.int32), None)
+        return (None, "too_large") if self.tokens > self._most else (ids, None)

@@ -107,8 +107,9 @@ def _has_grammar(endpoint: Endpoint, fields: Mapping[str, Any], servers: str) ->
         return True
     if fields.get("structured_outputs") is not None:
         return True
-    if any(name.startswith("guided_") and value is not None for name, value in fields.items()):
-        return True
+    for name, value in fields.items():
+        if name.startswith("guided_") and value is not None:
+            return True
     if endpoint != "chat":
         return False
     tools = fields.get("tools")

@@ -17,6 +17,7 @@ _BLANK = [b"\n"]
 _FIELDS = (b"data:", b"id:", b"retry:")
 _OURS = re.compile(rb"(?:event)?:[^a-z{]*countersign", re.IGNORECASE)
 """Whatever is no letter may be white space to somebody."""
+_SHORTEST = len("countersign")
 _MOST_LINES = 65_536
 
 
@@ -180,7 +181,7 @@ def replace_data(lines: list[bytes], payload: bytes) -> bytes:
 def poses_as_verdict(line: bytes) -> bool:
     """Whether a line is a comment, or the name of an event, that a client could take for our verdict; or part of what
     is no event at all but JSON with a verdict in it, for a client that asks no content type."""
-    if line.startswith(_FIELDS):
+    if line.startswith(_FIELDS) or len(line) < _SHORTEST:
         return False
     text = line.removeprefix(BOM)
     if text.startswith((b":", b"event:")):

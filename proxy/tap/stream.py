@@ -88,7 +88,7 @@ class StreamTap(BaseTap):
             return self._glue(event.lines[0])
         self._dropped = False
         lines = event.lines
-        if any(poses_as_verdict(line) for line in lines):
+        if any(map(poses_as_verdict, lines)):
             lines = [line for line in lines if not poses_as_verdict(line)]
             event = Event(lines, event.data)
             self._dropped = not lines or (event.data is None and not b"".join(lines).strip(b"\r\n"))
@@ -146,7 +146,7 @@ class StreamTap(BaseTap):
         if choices is None:
             self.collector.fault("invalid_json")
             return self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines)
-        self.collector.response(top)
+        self.collector.response_later(top, len(data))
         usage = not is_null(top.get("usage"))
         if not choices and usage:
             return self._usage_chunk(event, top)
