@@ -5,6 +5,7 @@ Pure. Where both say something of one setting of a backend, the patch says it la
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,7 @@ Source = Literal["settings", "redis", "both"]
 DECLARED = ("model", "runtime", "precision", "engine", "speculative")
 """Settings that make a backend's declaration (`policies.unit.declaration_of`)."""
 SECRET = ("api_key",)
+_CREDENTIALS = re.compile(r"^(https?://)[^/?#]*@")
 HIDDEN = "(secret)"
 """Stands for a secret wherever somebody may read."""
 
@@ -98,5 +100,7 @@ def shown(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(name: str, value: Any) -> Any:
+    if name == "url" and isinstance(value, str) and "@" in value:
+        return _CREDENTIALS.sub(r"\1" + HIDDEN + "@", value)
     secret = name in SECRET or isinstance(value, SecretStr)
     return HIDDEN if secret and value is not None else value

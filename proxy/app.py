@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -11,12 +12,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.settings import Settings
+from proxy.admin.app import serving
 from proxy.api import backends, errors, keys, routes
 from proxy.drain import Drain
+from proxy.following import Following
+from proxy.listening import listen
 from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.services import Services, check_addresses, load_tokenizers
 from proxy.tracing import TracedEndpoint
+from verifier_pool.settings_file import SettingsFile
 from verifier_pool.telemetry.exporters import check_traces
 
 
@@ -35,20 +40,42 @@ class _App(FastAPI):
         await endpoint(scope, receive, send)
 
 
-def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -> FastAPI:
-    """The proxy as an ASGI application; its services live as long as its lifespan. Raises SettingsError."""
+def create_app(
+    settings: Settings,
+    redis_url: str,
+    drain: Drain | None = None,
+    *,
+    file: SettingsFile | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> FastAPI:
+    """The proxy as an ASGI application; its services live as long as its lifespan. Raises SettingsError
+    and, where the admin API's port is in use, CountersignError.
+
+    Args:
+        file: where the settings are from; changes of it are followed.
+        given: settings that hold whatever the file says.
+
+    The admin API is not part of it: it has a port of its own (`proxy.admin`), bound here. Where there is one,
+    `state.admin` is its address, and the public port serves nothing of it.
+    """
     check_addresses(settings, redis_url)
     tokenizers = load_tokenizers(settings)
     check_traces(settings.telemetry)
 
+    own = settings.admin
+    listening = None if own.port is None else listen(own.host, own.port, "admin.host")
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        services = await Services.start(settings, redis_url, tokenizers, drain or Drain())
-        app.state.services = services
+        app.state.services = await Services.start(settings, redis_url, tokenizers, drain or Drain())
+        app.state.following = following = Following(app.state, settings, redis_url, file, given or {})
         try:
-            yield
+            await following.start()
+            async with serving(following, redis_url, settings, listening):
+                yield
         finally:
-            await services.stop()
+            await following.close()
+            await app.state.services.stop()
 
     relayed = {path: RelayEndpoint(name) for name, path in PATHS.items()}
     relayed |= {path: RelayEndpoint(path) for path in settings.relay.passthrough}
@@ -66,7 +93,9 @@ def create_app(settings: Settings, redis_url: str, drain: Drain | None = None) -
         served = {path: TracedEndpoint(app, relayed[path].name, path) for path, app in served.items()}
     app.relayed = served
     app.include_router(routes.router)
-    app.include_router(backends.router)
-    app.include_router(keys.router)
+    app.state.admin = None if listening is None else listening.getsockname()[:2]
+    if listening is None:
+        app.include_router(backends.router)
+        app.include_router(keys.router, prefix="/v1/keys")
     errors.install(app)
     return app

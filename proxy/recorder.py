@@ -116,6 +116,11 @@ class Recorder:
         self._backlog = Backlog(self._redis, settings, metrics)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
+    def renew(self, settings: Settings) -> None:
+        """Take over other settings, for what is recorded from here on; how durable that is stays."""
+        self._settings = settings
+        self._backlog.renew(settings)
+
     def start(self) -> None:
         """Start the thread. It computes while the event loop streams, which must not wait long for its turn."""
         sys.setswitchinterval(_TURN_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import math
@@ -13,22 +12,23 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from redis.exceptions import RedisError
 from starlette.types import ASGIApp
 
-from policies.errors import CountersignError, SettingsError
+from policies.errors import SettingsError
 from policies.settings import Settings, embedded_dir, parse_settings, store_url
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.drain import Drain
 from proxy.embedded import EmbeddedValkey
+from proxy.listening import listen
 from proxy.uptake import watched
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
+from verifier_pool.settings_file import SettingsFile, settings_path
 from verifier_pool.telemetry import log
 
 logger = logging.getLogger(__name__)
@@ -46,17 +46,17 @@ def main(argv: Sequence[str]) -> int:
     Raises SettingsError (exit code 3) and CountersignError (exit code 1).
     """
     arguments = _parser().parse_args(argv)
-    settings = load_settings(arguments.config)
+    file = SettingsFile(settings_path(arguments.config, os.environ))
+    settings = parse_settings(file.take().text, os.environ)
     if arguments.port is not None and not 0 <= arguments.port < 65536:
         raise SettingsError("port", f"a number from 0 to 65535, not {arguments.port}")
     if arguments.drain is not None and not arguments.drain >= 0:
         raise SettingsError("--drain", f"a number of seconds, not {arguments.drain}")
-    if arguments.host is not None or arguments.port is not None:
-        given = {"host": arguments.host, "port": arguments.port}
-        settings = settings.model_copy(update={key: value for key, value in given.items() if value is not None})
+    given = {key: value for key in ("host", "port") if (value := getattr(arguments, key)) is not None}
+    settings = settings.model_copy(update=given)
     log.configure(settings.telemetry.log_level, texts=settings.telemetry.log_texts)
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(_bind(settings))
+        listening = stack.enter_context(listen(settings.host, settings.port, "host"))
         url = store_url(settings, os.environ)
         if settings.redis_url is None:
             if settings.durability.replicas:
@@ -65,19 +65,10 @@ def main(argv: Sequence[str]) -> int:
             stack.enter_context(EmbeddedValkey(folder, always=settings.durability.aof))
         if not is_loopback(listening.getsockname()[0]):
             _check_keys(settings, url)
-        _serve(settings, url, listening, arguments.drain)
+        drain = Drain()
+        app = create_app(settings, url, drain, file=file, given=given)
+        _serve(app, settings, drain, listening, arguments.drain)
     return 0
-
-
-def load_settings(path: str | None) -> Settings:
-    """Settings from the file given, `$COUNTERSIGN_CONFIG` or `./countersign.yaml`. Raises SettingsError."""
-    chosen = Path(path or os.environ.get("COUNTERSIGN_CONFIG") or "countersign.yaml")
-    try:
-        text = chosen.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError("--config", f"a readable settings file, not {str(chosen)!r} ({reason})") from error
-    return parse_settings(text, os.environ)
 
 
 class _Server(uvicorn.Server):
@@ -150,9 +141,7 @@ def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     )
 
 
-def _serve(settings: Settings, redis_url: str, listening: socket.socket, most: float | None) -> None:
-    drain = Drain()
-    app = create_app(settings, redis_url, drain)
+def _serve(app: ASGIApp, settings: Settings, drain: Drain, listening: socket.socket, most: float | None) -> None:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
@@ -177,25 +166,6 @@ def _check_keys(settings: Settings, redis_url: str) -> None:
             expected = f"at least one client key, {why}; whether Redis has one it does not say"
             raise SettingsError("keys", f"{expected} ({type(error).__name__})") from error
     raise SettingsError("keys", f"at least one client key, {why}")
-
-
-def _bind(settings: Settings) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise SettingsError("host", f"an address of this machine, not {settings.host!r}") from error
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        raise CountersignError(f"port {settings.port} on {settings.host} {reason}") from error
-    return listening
 
 
 def _parser() -> argparse.ArgumentParser:

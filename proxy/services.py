@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from yarl import URL
 
 from policies.errors import SettingsError
-from policies.settings import Settings
+from policies.settings import BackendSettings, Settings
 from proxy.api.auth import Keys
+from proxy.backends.backend import Standing
 from proxy.backends.pool import Backends
 from proxy.backends.probes import Probes
 from proxy.backends.records import Records
@@ -106,6 +107,28 @@ class Services:
         services.probes.start()
         return services
 
+    def renewed(
+        self, settings: Settings, tokenizers: Mapping[str, TokenStrings], known: Mapping[str, Standing]
+    ) -> Services:
+        """The same parts under other settings, for requests from here on; those under way keep what they began with.
+
+        Args:
+            tokenizers: of all models that have one.
+            known: standings, by name, of backends that are declared anew.
+        """
+        self.backends.renew(settings, known)
+        self.probes.renew(settings.health)
+        self.store.renew(settings.verification)
+        self.recorder.renew(settings)
+        self.metrics.renew(settings)
+        return replace(
+            self,
+            settings=settings,
+            keys=Keys(settings.keys, settings.limits, self.registry),
+            records=Records(self.store, settings),
+            tokenizers=tokenizers,
+        )
+
     async def stop(self) -> None:
         """Record what is still to be recorded, then let go of everything."""
         await asyncio.to_thread(self.recorder.stop)
@@ -127,21 +150,32 @@ def check_addresses(settings: Settings, redis_url: str) -> None:
     """
     connection.connect(redis_url).close()
     for at, backend in enumerate(settings.backends):
-        try:
-            host = URL(backend.url).host
-        except ValueError:
-            host = None
-        if not host:
-            raise SettingsError(f"backends.{at}.url", "an http:// or https:// address with a host")
-        if backend.api_key is not None and not _HEADER_TEXT.fullmatch(backend.api_key.get_secret_value()):
-            raise SettingsError(f"backends.{at}.api_key", "printable ASCII without spaces")
+        check_backend(backend, f"backends.{at}")
 
 
-def load_tokenizers(settings: Settings) -> dict[str, TokenStrings]:
-    """Token strings of every model that declares a tokenizer. Raises SettingsError."""
-    loaded = {}
+def check_backend(backend: BackendSettings, key: str) -> None:
+    """Whether a backend can be addressed. Raises SettingsError, which names its setting below `key`."""
+    try:
+        host = URL(backend.url).host
+    except ValueError:
+        host = None
+    if not host:
+        raise SettingsError(f"{key}.url", "an http:// or https:// address with a host")
+    if backend.api_key is not None and not _HEADER_TEXT.fullmatch(backend.api_key.get_secret_value()):
+        raise SettingsError(f"{key}.api_key", "printable ASCII without spaces")
+
+
+def load_tokenizers(
+    settings: Settings, before: Settings | None = None, loaded_before: Mapping[str, TokenStrings] | None = None
+) -> dict[str, TokenStrings]:
+    """Token strings of every model that declares a tokenizer; those of settings `before` that declare the same are not
+    read again. Raises SettingsError."""
+    loaded, known = {}, loaded_before or {}
     for name, model in settings.models.items():
         if model.tokenizer is None:
+            continue
+        if before is not None and name in known and before.models[name].tokenizer == model.tokenizer:
+            loaded[name] = known[name]
             continue
         try:
             loaded[name] = TokenStrings.load(model.tokenizer)

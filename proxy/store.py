@@ -89,6 +89,10 @@ class Store:
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = draining
 
+    def renew(self, settings: VerificationSettings) -> None:
+        """Take over other settings, for what is written from here on."""
+        self._settings = settings
+
     async def start(self) -> None:
         """Begin to listen for verdicts and to keep this process's intents alive."""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_open())]

@@ -1,4 +1,4 @@
-"""Jobs that failed for good: which there are, and what can still be done about one.
+"""Jobs that failed for good: what can still be done about one.
 
 A verdict is written once. Where a generation has its verdict, and a dead-lettered one nearly always has (`unverified`
 with the reason), nothing that runs later changes it, so only what is undecided is queued anew, and webhooks. No letter
@@ -7,80 +7,55 @@ holds anything of a prompt or an answer.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import orjson
 from redis import Redis
 from rq.job import Job
-from rq.registry import FailedJobRegistry
-from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from policies.settings import Settings
 from policies.verification import unverified
-from verifier_pool import RQ_PREFIX
-from verifier_pool.fair import SUFFIXES, FairQueue
-from verifier_pool.queue import EVENT, OPEN, WEBHOOK_QUEUE, event_key, evidence_key, intent_key, verdict_key
+from verifier_pool import RQ_PREFIX, trail
+from verifier_pool.fair import FairQueue
+from verifier_pool.letters import WEBHOOK, Letter, chosen, find
+from verifier_pool.queue import EVENT, OPEN, disabled_key, event_key, evidence_key, verdict_key
 from verifier_pool.replays import FAILED, is_second, outcome_key
 from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified
-from verifier_pool.webhooks import disabled_key
 
-OURS = "countersign-"
-"""How the names of our queues begin."""
-WEBHOOK = "webhook"
-
-_STAGES = {suffix: stage for stage, suffix in SUFFIXES.items()}
-_KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_CHUNK = 500
+_MOST_NAMED = 100
+"""Jobs that one entry of the audit log names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """One job that failed for good.
-
-    Attributes:
-        id: of its generation, or of what a webhook tells (`event:ID` for an event about no generation).
-        job, queue, stage: its job.
-        reason: type of the exception that ended it; `AbandonedJobError` when its worker died too often.
-        failed: Unix second.
-        tries: how often a worker took it.
-        backend, model: of its generation, as far as they are still known.
-        verdict: the word of the verdict, or None without one.
-        why: the verdict's reasons.
+def act(
+    redis: Redis, settings: Settings, action: str, ids: Sequence[str] | None, *, actor: str
+) -> list[dict[str, Any]]:
+    """`requeue` or `drop` the letters of these ids, of jobs or of generations, or all (None), and put it into the audit
+    log; returns what became of each: `job`, `id`, `done` and, where it was not, `why`.
     """
-
-    id: str
-    job: str
-    queue: str
-    stage: str
-    reason: str
-    failed: float
-    tries: int
-    backend: str
-    model: str
-    verdict: str | None
-    why: tuple[str, ...]
+    found, unknown = find(redis), list[str]()
+    if ids is not None:
+        found, unknown = chosen(found, ids)
+    done = [_done(redis, settings, letter, action) for letter in found]
+    done += [{"job": id, "id": id, "done": False, "why": "there is no such dead letter"} for id in unknown]
+    jobs = {"jobs": [each["job"] for each in done if each["done"]][:_MOST_NAMED]}
+    counts = {"done": sum(each["done"] for each in done), "refused": sum(not each["done"] for each in done)}
+    said = trail.entry(actor, f"queue.{action}", "all" if ids is None else " ".join(ids), after=counts | jobs)
+    trail.append(redis, settings.admin.audit_entries, said)
+    return done
 
 
-def queues(redis: Redis) -> list[FairQueue]:
-    """All our queues that ever had a job, by name."""
-    keys = cast("set[bytes]", redis.smembers(FairQueue.redis_queues_keys))
-    names = sorted(key.decode(errors="replace").rpartition(":queue:")[2] for key in keys)
-    return [FairQueue(name, connection=redis) for name in names if name.startswith(OURS)]
-
-
-def find(redis: Redis) -> list[Letter]:
-    """Every dead letter, the oldest first."""
-    letters = [letter for queue in queues(redis) for letter in _of(queue)]
-    return sorted(letters, key=lambda letter: letter.failed)
+def _done(redis: Redis, settings: Settings, letter: Letter, action: str) -> dict[str, Any]:
+    why = None
+    if action == "requeue":
+        why = requeue(redis, settings, letter)
+    else:
+        drop(redis, settings, letter)
+    return {"job": letter.job, "id": letter.id, "done": why is None, "why": why}
 
 
 def requeue(redis: Redis, settings: Settings, letter: Letter) -> str | None:
@@ -123,14 +98,6 @@ def drop(redis: Redis, settings: Settings, letter: Letter) -> None:
         pipeline.execute()
 
 
-def chosen(letters: Iterable[Letter], ids: Iterable[str]) -> tuple[list[Letter], list[str]]:
-    """The letters named by these ids, of jobs or of generations, and the ids that name none."""
-    wanted = dict.fromkeys(ids)
-    found = [letter for letter in letters if letter.job in wanted or letter.id in wanted]
-    named = {letter.job for letter in found} | {letter.id for letter in found}
-    return found, [id for id in wanted if id not in named]
-
-
 def _deliver_again(redis: Redis, settings: Settings, letter: Letter) -> str | None:
     if settings.webhook is None:
         return "the settings name no webhook"
@@ -158,82 +125,3 @@ def _forget(redis: Redis, letter: Letter, pipeline: Any) -> None:
     pipeline.delete(
         Job.key_for(letter.job), f"{RQ_PREFIX}:results:{letter.job}", f"{RQ_PREFIX}:executions:{letter.job}"
     )
-
-
-def _of(queue: FairQueue) -> Iterator[Letter]:
-    redis = queue.connection
-    registry = FailedJobRegistry(queue=queue, connection=redis)
-    jobs = registry.get_job_ids()
-    for start in range(0, len(jobs), _CHUNK):
-        chunk = jobs[start : start + _CHUNK]
-        ids = [_generation(redis, queue.name, job) for job in chunk]
-        pipeline = redis.pipeline(transaction=False)
-        for job, id in zip(chunk, ids, strict=True):
-            pipeline.hmget(Job.key_for(job), "ended_at", "takes", "meta")
-            pipeline.xrevrange(f"{RQ_PREFIX}:results:{job}", count=1)
-            pipeline.mget(verdict_key(id), intent_key(id))
-        found = pipeline.execute()
-        for at, (job, id) in enumerate(zip(chunk, ids, strict=True)):
-            yield _letter(queue.name, job, id, *found[3 * at : 3 * at + 3])
-
-
-def _letter(queue: str, job: str, id: str, fields: list[Any], results: list[Any], known: list[bytes | None]) -> Letter:
-    ended, takes, meta = fields
-    result = Result.restore(job, results[0][0].decode(), results[0][1], None) if results else None  # type: ignore[arg-type]
-    verdict, intent = map(_document, known)
-    about, options = verdict or intent, _document(meta)
-    return Letter(
-        id=id,
-        job=job,
-        queue=queue,
-        stage=WEBHOOK
-        if queue == WEBHOOK_QUEUE
-        else str(options.get("stage") or _STAGES.get(job.removeprefix(id), "?")),
-        reason=_reason(result.exc_string if result else None),
-        failed=seconds(ended) or (result.created_at.timestamp() if result else 0.0),
-        tries=int(takes or 0),
-        backend=str(about.get("backend", "")),
-        model=str(about.get("model", "")),
-        verdict=str(verdict.get("verdict")) if verdict else None,
-        why=tuple(map(str, verdict.get("reasons", ()))),
-    )
-
-
-def _generation(redis: Redis, queue: str, job: str) -> str:
-    """Id of what a job is about. A webhook's job spells `event:ID` with a dash."""
-    if queue != WEBHOOK_QUEUE:
-        return job.partition("-")[0]
-    name = job.removeprefix("webhook-")
-    return EVENT + name.removeprefix("event-") if name.startswith("event-") else name
-
-
-def _reason(text: str | None) -> str:
-    """Type of the exception, from what rq kept of it; never its message, which may quote anything."""
-    lines = (text or "").strip().splitlines()
-    if not text or not lines:
-        return "?"
-    if "AbandonedJobError" in text:
-        return "AbandonedJobError"
-    if text.startswith("Job was stuck"):
-        return "NeverStarted"
-    # Ours begins with it; rq's own is a traceback, which ends with it.
-    at = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    found = _KIND.match(at)
-    return found.group().rpartition(".")[2] if found else "?"
-
-
-def seconds(value: bytes | None) -> float:
-    """Unix second of a moment as rq writes it; 0 where there is none."""
-    try:
-        found = datetime.strptime((value or b"").decode(), "%Y-%m-%dT%H:%M:%S.%fZ")
-    except ValueError:
-        return 0.0
-    return found.replace(tzinfo=UTC).timestamp()
-
-
-def _document(data: bytes | None) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -166,3 +166,8 @@ def standing_field(backend: str, declaration: str) -> str:
     Its value is JSON: `policies.standing.brief` of the record. A new backend has none.
     """
     return f"{backend}:{declaration}"
+
+
+def disabled_key(url: str) -> str:
+    """Key that switches the webhook's receiver at this URL off; another URL is another receiver."""
+    return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"

@@ -16,30 +16,25 @@ exit code 0: done     1: Redis did not answer, or an ID that was given is no dea
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
-import orjson
 from redis import Redis
-from rq.job import Job
 
 from policies.settings import Settings
-from verifier_pool import dead_letters
-from verifier_pool.dead_letters import Letter
-from verifier_pool.fair import LANES, FairQueue
+from verifier_pool import dead_letters, letters
+from verifier_pool.fair import LANES
 from verifier_pool.queue import waiting_bytes_key, waiting_key
 from verifier_pool.replays import CANARIES
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Standings
 from verifier_pool.terminal import plain, print_lines, table
+from verifier_pool.trail import terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""
-_CHUNK = 1000
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
     now = time.time()
-    queues = [_queue(queue, now) for queue in dead_letters.queues(redis)]
+    queues = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
     backends = _backends(redis, settings, now)
     references = _references(redis, settings)
-    dead = [_shown(letter, now) for letter in dead_letters.find(redis)]
+    dead = [letters.shown(letter, now) for letter in letters.find(redis)]
     if as_json:
         print_lines([json.dumps({"queues": queues, "backends": backends, "references": references, "dead": dead})])
         return 0
@@ -71,12 +66,8 @@ def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
 
 
 def _change(redis: Redis, settings: Settings, arguments: argparse.Namespace) -> int:
-    letters = dead_letters.find(redis)
-    unknown = list[str]()
-    if not arguments.all:
-        letters, unknown = dead_letters.chosen(letters, arguments.ids)
-    done = [_done(redis, settings, letter, arguments.action) for letter in letters]
-    done += [{"job": id, "id": id, "done": False, "why": "there is no such dead letter"} for id in unknown]
+    ids = None if arguments.all else arguments.ids
+    done = dead_letters.act(redis, settings, arguments.action, ids, actor=terminal_actor())
     if arguments.json:
         print_lines([json.dumps(done)])
     else:
@@ -85,44 +76,6 @@ def _change(redis: Redis, settings: Settings, arguments: argparse.Namespace) -> 
             [f"{plain(each['job'])}: {word if each['done'] else 'not ' + word + ': ' + each['why']}" for each in done]
         )
     return int(not arguments.all and not all(each["done"] for each in done))
-
-
-def _done(redis: Redis, settings: Settings, letter: Letter, action: str) -> dict[str, Any]:
-    why = None
-    if action == "requeue":
-        why = dead_letters.requeue(redis, settings, letter)
-    else:
-        dead_letters.drop(redis, settings, letter)
-    return {"job": letter.job, "id": letter.id, "done": why is None, "why": why}
-
-
-def _queue(queue: FairQueue, now: float) -> dict[str, Any]:
-    """What is in a queue. Ages in seconds, sizes in bytes; None where nothing waits."""
-    redis = queue.connection
-    waiting = queue.waiting()
-    pipeline = redis.pipeline(transaction=False)
-    for key in (queue.started_job_registry.key, queue.scheduled_job_registry.key, queue.failed_job_registry.key):
-        pipeline.zcard(key)
-    pipeline.llen(queue.intermediate_queue_key)
-    running, later, dead, taken = pipeline.execute()
-    oldest, size = _oldest(redis, queue.get_job_ids(), now)
-    counts = {"waiting": sum(waiting.values()), "lanes": waiting, "in_flight": running + taken, "later": later}
-    return {"queue": queue.name, **counts, "dead": dead, "oldest_seconds": oldest, "bytes": size}
-
-
-def _oldest(redis: Redis, ids: Sequence[str], now: float) -> tuple[float | None, int]:
-    """Age of the oldest of these jobs, and how many bytes of Redis wait with them."""
-    since, size = list[float](), 0
-    for start in range(0, len(ids), _CHUNK):
-        pipeline = redis.pipeline(transaction=False)
-        for id in ids[start : start + _CHUNK]:
-            pipeline.hmget(Job.key_for(id), "enqueued_at", "meta")
-        for enqueued, meta in pipeline.execute():
-            if (at := dead_letters.seconds(enqueued)) > 0:
-                since.append(at)
-            with contextlib.suppress(orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
-                size += int(orjson.loads(meta or b"{}").get("size", 0))
-    return (max(0.0, round(now - min(since), 3)) if since else None), size
 
 
 def _backends(redis: Redis, settings: Settings, now: float) -> list[dict[str, Any]]:
@@ -157,11 +110,6 @@ def _references(redis: Redis, settings: Settings) -> list[dict[str, Any]]:
         {"model": model, **{what: found.get(what, 0) for what in ("passed", "failed", "restarts", "unsound")}}
         for model, found in sorted(counts.items())
     ]
-
-
-def _shown(letter: Letter, now: float) -> dict[str, Any]:
-    found = {name: value for name, value in asdict(letter).items() if name != "failed"}
-    return found | {"age_seconds": round(now - letter.failed, 3) if letter.failed else None}
 
 
 _QUEUE = {

@@ -40,6 +40,10 @@ class Store:
         self._webhook = webhook
         self._script = redis.register_script(STORE_VERDICT)
 
+    def renew(self, verdict_ttl: int) -> None:
+        """Keep verdicts that are stored from here on for so many seconds."""
+        self._verdict_ttl = verdict_ttl
+
     def evidence(self, id: str) -> bytes | None:
         """Packed evidence, or None once it expired."""
         return cast("bytes | None", self.redis.get(evidence_key(id)))

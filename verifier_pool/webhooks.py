@@ -6,7 +6,6 @@ them to its own queue. A receiver may see an event twice (same `webhook-id`, sam
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import time
@@ -22,7 +21,7 @@ from policies.settings import Settings, WebhookSettings
 from policies.verification import Verification
 from verifier_pool import delivery, events, metrics
 from verifier_pool.context import current
-from verifier_pool.queue import EVENT, WEBHOOK_DISABLED, WEBHOOK_JOB, WEBHOOK_QUEUE
+from verifier_pool.queue import EVENT, WEBHOOK_JOB, WEBHOOK_QUEUE, disabled_key
 from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
 from verifier_pool.telemetry import names
@@ -138,11 +137,6 @@ def next_wait(retries: Sequence[int], attempt: int, retry_after: float | None, d
 def dead_letter(job_id: str, reason: str) -> None:
     """A delivery failed for good."""
     logger.error("%s is a dead letter: %s", job_id, reason)
-
-
-def disabled_key(url: str) -> str:
-    """Redis key that switches a receiver off; another URL is another receiver."""
-    return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def _body(store: Store, id: str, verification: Verification | None) -> bytes | None:

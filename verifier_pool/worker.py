@@ -11,23 +11,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from policies.errors import SettingsError
+from policies.reload import FIXED_IN_REFERENCE, FIXED_IN_WORKER
 from policies.settings import ReferenceSettings, Settings
-from verifier_pool import context, jobs, webhooks
+from verifier_pool import context, dead_letters, jobs, webhooks
+from verifier_pool.following import Following
 from verifier_pool.loop import Loop
 from verifier_pool.metrics_page import shown
+from verifier_pool.orders import Order, carry_out
 from verifier_pool.parents import stop_with
+from verifier_pool.profile_facts import all_facts
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.roles import EVERYTHING, Roles, add_arguments, check_model, check_replays, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
+from verifier_pool.settings_file import settings_path
 from verifier_pool.stages import Stages
 from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store
@@ -67,8 +74,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _started(settings: Settings, arguments: argparse.Namespace, roles: Roles, stop: threading.Event) -> int:
     command = [*COMMAND, *(["--config", arguments.config] if arguments.config else [])]
+    path = settings_path(arguments.config, os.environ)
     if arguments.only == "webhooks":
-        run_webhooks(settings, stop, burst=arguments.burst)
+        run_webhooks(
+            settings, stop, burst=arguments.burst, following=Following(settings, path, "webhooks", FIXED_IN_WORKER)
+        )
         return 0
     if arguments.processes > 1:
         _check_verifying(settings)
@@ -80,7 +90,8 @@ def _started(settings: Settings, arguments: argparse.Namespace, roles: Roles, st
     if settings.webhook is not None and arguments.only is None and not arguments.burst:
         webhooks.check_settings(settings.webhook)
         child = Child([*command, "--only", "webhooks"])
-    run(settings, stop, roles, burst=arguments.burst, child=child)
+    following = Following(settings, path, roles.name, _fixed(roles))
+    run(settings, stop, roles, burst=arguments.burst, child=child, following=following)
     return 0
 
 
@@ -91,17 +102,23 @@ def run(
     *,
     burst: bool = False,
     child: Child | None = None,
+    following: Following | None = None,
 ) -> None:
-    """Load what the roles need, say so, and work until `stop`.
+    """Load what the roles need, say so, and work until `stop`, following its settings.
 
     Raises:
         SettingsError: a profile, a tokenizer or a reference cannot be used.
         StoreUnavailable: with `burst`, Redis does not answer.
     """
-    verifying = _verifying(settings, stop) if roles.verify else None
+    following = following or Following(settings, None, roles.name, _fixed(roles))
+    verifying = _verifying(following, stop) if roles.verify else None
     with opened(settings.telemetry, roles.name), _references(settings, roles) as served:
         stop_on_signals(stop)
-        replaying = [partial(_replaying, settings, stop, each) for each in served]
+        following.hear_signals()
+        replaying = [
+            partial(_replaying, settings, stop, each, None if roles.verify or number else following)
+            for number, each in enumerate(served)
+        ]
 
         def tick() -> None:
             if child is not None:
@@ -179,25 +196,46 @@ def _check_verifying(settings: Settings) -> None:
             raise SettingsError(f"models.{name}.tokenizer", expected)
 
 
-def _verifying(settings: Settings, stop: threading.Event) -> Worked:
+def _fixed(roles: Roles) -> tuple[tuple[str, ...], ...]:
+    return FIXED_IN_REFERENCE if roles.replay else FIXED_IN_WORKER
+
+
+def _verifying(following: Following, stop: threading.Event) -> Worked:
+    settings = following.settings
     _check_verifying(settings)
-    profiles = context.read_profiles(settings)
-    second_profiles = context.read_profiles(settings, second=True)
+    held = [context.read_profiles(settings), context.read_profiles(settings, second=True)]
+    following.begin(all_facts(settings, *held))
     standstill = Standstill()
 
     def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
-        with _connected(settings) as store:
+        with _connected(following.settings) as store:
             take_over(store.redis)
             secret = settings.audit.secret
             known = secret.get_secret_value().encode() if secret else store.audit_secret()
-            here = context.Context(settings, store, profiles, known, second_profiles)
-            context.use(here)
+
+            def use(now: Settings) -> None:
+                context.use(context.Context(now, store, held[0], known, held[1]))
+
+            def take(now: Settings) -> dict[str, Any]:
+                _check_verifying(now)
+                held[:] = context.read_profiles(now), context.read_profiles(now, second=True)
+                store.renew(now.verification.verdict_ttl)
+                use(now)
+                return all_facts(now, *held)
+
+            use(following.settings)
+            following.take = take
+            following.look(store.redis)
 
             def timer() -> None:
-                sweep_in_turn(store, settings.verification)
+                here = context.current()
+                sweep_in_turn(store, here.settings.verification)
                 here.standings.fold_left()
 
             def between() -> None:
+                following.look(store.redis)
+                here = context.current()
+                carry_out(store.redis, partial(_ordered, here))
                 here.standings.fold_left(0.2)
                 if tick is not None:
                     tick()
@@ -213,22 +251,45 @@ def _verifying(settings: Settings, stop: threading.Event) -> Worked:
             )
             logger.info("ready: taking verifications")
             done = loop.serve(burst=burst)
-            here.standings.fold_left()
+            context.current().standings.fold_left()
+            following.leave(store.redis)
             return done
 
     return work
 
 
+def _ordered(here: context.Context, order: Order) -> list[dict[str, Any]]:
+    """Do what an admin asks of the workers."""
+    return dead_letters.act(here.store.redis, here.settings, order.action, order.ids, actor=order.by)
+
+
 def _replaying(
-    settings: Settings, stop: threading.Event, served: Served, *, burst: bool, tick: Callable[[], None] | None
+    settings: Settings,
+    stop: threading.Event,
+    served: Served,
+    follows: Following | None,
+    *,
+    burst: bool,
+    tick: Callable[[], None] | None,
 ) -> int:
+    """Replay. A process that does nothing else `follows` its settings here."""
     with _connected(settings) as store:
+
+        def between() -> None:
+            if follows is not None:
+                follows.look(store.redis)
+            if tick is not None:
+                tick()
+
         stages = Stages(store.redis, settings.verification)
         loop = ReplayLoop(
-            served.model, served.reference, stages, stop, limits=served.limits, second=served.second, on_tick=tick
+            served.model, served.reference, stages, stop, limits=served.limits, second=served.second, on_tick=between
         )
         logger.info("ready: taking replays of %s", served.model)
-        return loop.serve(burst=burst)
+        done = loop.serve(burst=burst)
+        if follows is not None:
+            follows.leave(store.redis)
+        return done
 
 
 @contextlib.contextmanager
@@ -256,18 +317,33 @@ def _references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
 _NO_LIMITS = ReferenceSettings(kind="vllm_http", url="http://")
 
 
-def run_webhooks(settings: Settings, stop: threading.Event, *, burst: bool = False) -> None:
+def run_webhooks(
+    settings: Settings, stop: threading.Event, *, burst: bool = False, following: Following | None = None
+) -> None:
     """Deliver verdicts to the webhook until `stop`."""
     webhooks.check_settings(settings.webhook)
+    following = following or Following(settings, None, "webhooks", FIXED_IN_WORKER)
     stop_on_signals(stop)
+    following.hear_signals()
 
     def work() -> None:
-        with _connected(settings) as store:
-            context.use(context.Context(settings, store))
-            drain = partial(webhooks.drain_outbox, store, settings)
-            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=drain)
+        with _connected(following.settings) as store:
+
+            def take(now: Settings) -> dict[str, Any]:
+                webhooks.check_settings(now.webhook)
+                context.use(context.Context(now, store))
+                return {}
+
+            def between() -> None:
+                following.look(store.redis)
+                webhooks.drain_outbox(store, context.current().settings)
+
+            take(following.settings)
+            following.take = take
+            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=between)
             logger.info("ready: delivering webhooks")
             loop.serve(burst=burst)
+            following.leave(store.redis)
 
     with opened(settings.telemetry, "webhooks"):
         through_outages(work, stop, burst=burst)

@@ -34,6 +34,7 @@ class Client:
         name: its key's.
         operator: it is the operator.
         limits: what it may use; None where there is no limit.
+        known_as: its name in the audit log, where that is not its key's.
     """
 
     owner: str
@@ -42,6 +43,12 @@ class Client:
     operator: bool
     id: str = ""
     limits: LimitSettings | None = None
+    known_as: str = ""
+
+    @property
+    def actor(self) -> str:
+        """Who this is in the audit log."""
+        return self.known_as or f"key:{self.name}"
 
 
 class Keys:
@@ -68,7 +75,7 @@ class Keys:
         try:
             return self.client(headers, peer)
         except AuthenticationFailed:
-            if self._registry is None or not _bearer(headers):
+            if self._registry is None or not bearer(headers):
                 raise
         except KeysUnavailable:
             pass
@@ -87,14 +94,13 @@ class Keys:
         whose name is made to lead here speaks through a browser that runs here. Where Redis never said whether there
         are keys, nobody is: those there are would have closed this door.
         """
-        digest = hash_key(_bearer(headers))
+        digest = hash_key(bearer(headers))
         key = self._keys.get(digest) or self._stored(digest)
         if hmac.compare_digest(key.sha256 if key else "0" * 64, digest) and key is not None:
             return Client(digest, key.name, key.admin, key.operator, id_of(digest), self._of(key.limits))
         if self._keys or (self._registry is not None and self._registry.any):
             raise AuthenticationFailed(_REFUSED)
-        direct = is_loopback(peer[0] if peer else "") and not any(name in headers for name in _FORWARDED)
-        if not (direct and names_this_machine(headers.get(b"host", b"")) and _from_here(headers)):
+        if not is_this_machine(headers, peer):
             raise AuthenticationFailed(_REFUSED)
         if self._registry is not None and not self._registry.heard:
             raise KeysUnavailable("redis has not said yet whether there are keys; try again soon")
@@ -142,6 +148,12 @@ def _names_this_machine(authority: bytes) -> bool:
     return is_loopback(name) or (last == "localhost" and all(_LABEL.fullmatch(label) for label in labels))
 
 
+def is_this_machine(headers: Mapping[bytes, bytes], peer: tuple[str, int] | None) -> bool:
+    """Whether a request is this machine's own: nobody's behind another proxy, and no web page's from elsewhere."""
+    direct = is_loopback(peer[0] if peer else "") and not any(name in headers for name in _FORWARDED)
+    return direct and names_this_machine(headers.get(b"host", b"")) and _from_here(headers)
+
+
 def _from_here(headers: Mapping[bytes, bytes]) -> bool:
     """Whether no web page sends this, or one of this machine. The origin `null` may be anybody's."""
     origin = headers.get(b"origin")
@@ -151,8 +163,9 @@ def _from_here(headers: Mapping[bytes, bytes]) -> bool:
     return scheme is not None and names_this_machine(origin.strip(b" \t")[scheme.end() :])
 
 
-def _bearer(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key: as OpenAI's clients send it, or as those of the Messages API do."""
+def bearer(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key: as OpenAI's clients send it, or as those of the Messages API do. Raises AuthenticationFailed for one
+    that is too long to be any."""
     authorization = headers.get(b"authorization")
     if authorization is None:
         scheme, key = b"bearer", headers.get(b"x-api-key", b"").strip()

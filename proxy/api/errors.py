@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -34,7 +36,8 @@ def _respond(
 
 def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return _respond(request, error, headers={"retry-after": "1"} if error.status == 503 else None)
+    seconds = error.retry_after if error.retry_after is not None else 1.0 if error.status == 503 else None
+    return _respond(request, error, headers=None if seconds is None else {"retry-after": str(math.ceil(seconds))})
 
 
 def _store_unavailable(request: Request, error: Exception) -> JSONResponse:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _MOST_BYTES = 16 * 1024
 _FIELDS = '{"name": text, "admin", "operator": true or false, "limits": {…} or null, "expires": Unix seconds or null}'
 
-router = APIRouter(prefix="/v1/keys")
+router = APIRouter()
 
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ async def _change(
     services: Services, admin: Client, action: str, before: StoredKey | None, stored: bytes, after: StoredKey
 ) -> bool:
     """See `trail.CHANGE`; this proxy then knows."""
-    said = trail.entry(f"key:{admin.name}", action, after.name, before=keys.told(before), after=keys.told(after))
+    said = trail.entry(admin.actor, action, after.name, before=keys.told(before), after=keys.told(after))
     most = services.settings.admin.audit_entries
     names, arguments = keys.change_arguments(after.name, stored.decode(), after, said, most)
     done = bool(await services.store.call(services.store.script(trail.CHANGE), names, arguments))

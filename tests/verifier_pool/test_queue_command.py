@@ -21,15 +21,23 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.test_webhooks import SECRET, hooked, run
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import dead_letters, fair
+from verifier_pool import fair, letters
 from verifier_pool.fair import FairQueue
 from verifier_pool.jobs import verify
-from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, WEBHOOK_QUEUE, evidence_key, verdict_key, waiting_key
+from verifier_pool.queue import (
+    OPEN,
+    VERIFY_JOB,
+    VERIFY_QUEUE,
+    WEBHOOK_QUEUE,
+    disabled_key,
+    evidence_key,
+    verdict_key,
+    waiting_key,
+)
 from verifier_pool.replays import CANARIES, outcome_key, queue_of, request_key
 from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
-from verifier_pool.webhooks import disabled_key
 
 CANARY = "a secret prompt"
 
@@ -311,7 +319,7 @@ def test_without_redis(command: Command, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_reasons_never_quote_a_message() -> None:
     found = [
-        dead_letters._reason(text)
+        letters._reason(text)
         for text in (
             None,
             "",

@@ -18,7 +18,7 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import RQ_PREFIX, events, webhooks, worker
-from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE
+from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE, disabled_key
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, verify_signature
 
@@ -101,7 +101,7 @@ def test_410_switches_the_receiver_off(redis: Redis, valkey_url: str) -> None:
         queue = run(redis, rules, ID, "b" * 32)
         assert len(receiver.requests) == 1
         assert set(queue.failed_job_registry.get_job_ids()) == {f"webhook-{ID}", f"webhook-{'b' * 32}"}
-        redis.delete(webhooks.disabled_key(receiver.url))
+        redis.delete(disabled_key(receiver.url))
         run(redis, rules, "c" * 32)
         assert len(receiver.requests) == 2
 

@@ -1,0 +1,119 @@
+"""The workers for admins: queues and what failed in them, profiles they judge by, and the webhook."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from policies.errors import Conflict, InvalidRequest, NotFound
+from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of
+from proxy.admin.auth import Admin
+from verifier_pool import letters, orders, receivers, running
+from verifier_pool.queue import WEBHOOK_QUEUE
+
+_MOST_WAIT = 30.0
+
+router = APIRouter(prefix="/admin")
+
+
+class _Which(msgspec.Struct, forbid_unknown_fields=True):
+    """Dead letters: those of these ids, or all."""
+
+    ids: list[str] = []
+    all: bool = False
+
+
+@router.get("/queues")
+async def queues(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """What waits, runs and failed in every queue, which is one of a kind of work or of one model's reference."""
+    return await desk.hands.do(_queues, desk)
+
+
+@router.post("/queues/requeue")
+async def requeue(request: Request, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
+    """Queue dead letters anew. 202 where no worker came round to it in time."""
+    return await _act(request, desk, admin, response, "requeue")
+
+
+@router.post("/queues/drop")
+async def drop(request: Request, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
+    """Drop dead letters; likewise."""
+    return await _act(request, desk, admin, response, "drop")
+
+
+async def _act(request: Request, desk: Desk, admin: Admin, response: Response, action: orders.Action) -> dict[str, Any]:
+    which = await body_of(request, _Which, '{"ids": [text, …]} or {"all": true}')
+    if bool(which.ids) == which.all:
+        raise InvalidRequest("name `ids`, or say `all`", param="ids")
+    redis = desk.hands.redis
+    id = await desk.hands.do(orders.give, redis, action, None if which.all else which.ids, admin.actor)
+    done = await desk.hands.do(orders.wait, redis, id)
+    if done is None:
+        response.status_code = 202
+        return {"object": "order", "id": id, "status": "waiting", "data": []}
+    return {"object": "order", "id": id, "status": "done", "data": done}
+
+
+@router.get("/profiles")
+async def profiles(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """The profile of every model, as the workers say that they judge by, and what each lacks."""
+    data = await desk.hands.do(running.profiles, desk.hands.redis, desk.services.settings)
+    return {"object": "list", "data": data}
+
+
+@router.get("/profiles/{model:path}")
+async def profile(model: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """One model's."""
+    found = await desk.hands.do(running.profiles, desk.hands.redis, desk.services.settings)
+    for each in found:
+        if each["model"] == model:
+            return each
+    raise NotFound("the settings have no such model", code="model_not_found")
+
+
+@router.get("/webhooks")
+async def webhooks(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """Where events go, and how they get there."""
+    return {"object": "list", "data": await desk.hands.do(_webhooks, desk)}
+
+
+@router.get("/webhooks/failures")
+async def failures(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """Deliveries that failed for good; `POST /admin/queues/requeue` sends them again."""
+    found = await desk.hands.do(letters.find, desk.hands.redis)
+    data = [letters.shown(each, time.time()) for each in found if each.queue == WEBHOOK_QUEUE]
+    return {"object": "list", "data": data}
+
+
+@router.post("/webhooks/test", status_code=202)
+async def attempt(
+    desk: TheDesk, admin: TheAdmin, wait: Annotated[float, Query(ge=0, le=_MOST_WAIT, allow_inf_nan=False)] = 10.0
+) -> dict[str, Any]:
+    """Send an event that says nothing, as any other is sent, and see what becomes of it within `wait` seconds."""
+    return await desk.hands.do(_attempt, desk, admin, wait)
+
+
+@router.post("/webhooks/resume")
+async def resume(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """Send to the receiver again after it answered 410."""
+    settings = desk.services.settings
+    if not await desk.hands.do(receivers.resume, desk.hands.redis, settings, admin.actor):
+        raise Conflict("the receiver is not switched off")
+    return {"object": "webhook", "disabled": False}
+
+
+def _queues(desk: Desk) -> dict[str, Any]:
+    now, redis = time.time(), desk.hands.redis
+    found = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
+    return {"object": "list", "data": found, "dead": [letters.shown(each, now) for each in letters.find(redis)]}
+
+
+def _webhooks(desk: Desk) -> list[dict[str, Any]]:
+    return receivers.described(desk.hands.redis, desk.services.settings)
+
+
+def _attempt(desk: Desk, admin: Admin, wait: float) -> dict[str, Any]:
+    return receivers.attempt(desk.hands.redis, desk.services.settings, admin.actor, wait)
