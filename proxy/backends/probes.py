@@ -8,18 +8,19 @@ only said so: its breaker listens to requests alone.
 from __future__ import annotations
 
 import asyncio
-import http.cookiejar
 import logging
 import random
-import ssl
 
-import httpx
+import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
 from policies.settings import HealthSettings
 from proxy.backends.backend import Backend
 from proxy.backends.pool import Backends
 from proxy.metrics import Metrics
+from proxy.resolver import Resolver
 from proxy.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Probes:
         self._backends = backends
         self._metrics = metrics
         self._chance = random.Random()
-        self._client: httpx.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._tasks: dict[Backend, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -76,7 +77,7 @@ class Probes:
         """Stop."""
         await end(*self._tasks.values(), *self._leaving)
         if self._client is not None:
-            await self._client.aclose()
+            await self._client.close()
 
     async def _follow(self, backend: Backend) -> None:
         await asyncio.sleep(self._rules.interval * self._chance.random())
@@ -98,7 +99,7 @@ class Probes:
         self._metrics.probes.add(1, {"backend": backend.name, "result": result})
 
 
-async def probe(client: httpx.AsyncClient, backend: Backend, rules: HealthSettings) -> str | None:
+async def probe(client: aiohttp.ClientSession, backend: Backend, rules: HealthSettings) -> str | None:
     """What is wrong with a backend: `unreachable`, `timeout`, `status_…` or `model_missing`; None when nothing is."""
     try:
         async with asyncio.timeout(rules.timeout):
@@ -109,28 +110,29 @@ async def probe(client: httpx.AsyncClient, backend: Backend, rules: HealthSettin
                 status, body = await _get(client, backend, "/v1/models", _MOST_BYTES)
                 if status == 200 and _lacks(body, backend.settings.served_model or backend.settings.model):
                     return "model_missing"
-    except (TimeoutError, httpx.TimeoutException):
+    except TimeoutError:
         return "timeout"
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError):
         return "unreachable"
     return None
 
 
-async def _get(client: httpx.AsyncClient, backend: Backend, path: str, most: int) -> tuple[int, bytes]:
+async def _get(client: aiohttp.ClientSession, backend: Backend, path: str, most: int) -> tuple[int, bytes]:
     """Status and body of a page, the body empty where it is longer than `most` bytes."""
     key = backend.settings.api_key
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+    url = URL(backend.base_url + path, encoded=True)
     parts: list[bytes] = []
-    async with client.stream("GET", backend.base_url + path, headers=headers) as response:
+    async with client.get(url, headers=headers, allow_redirects=False) as response:
         left = most
         if not most:
-            return response.status_code, b""
-        async for part in response.aiter_raw():
+            return response.status, b""
+        async for part in response.content.iter_any():
             left -= len(part)
             if left < 0:
-                return response.status_code, b""
+                return response.status, b""
             parts.append(part)
-        return response.status_code, b"".join(parts)
+        return response.status, b"".join(parts)
 
 
 def _lacks(body: bytes, model: str) -> bool:
@@ -141,14 +143,12 @@ def _lacks(body: bytes, model: str) -> bool:
         return False
 
 
-def _client() -> httpx.AsyncClient:
-    client = httpx.AsyncClient(
+def _client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=30, resolver=Resolver()),
+        timeout=aiohttp.ClientTimeout(total=None),
         headers={"user-agent": "countersign", "accept": "application/json", "accept-encoding": "identity"},
-        timeout=None,
-        # Requests trust what the machine trusts; httpx by itself would not.
-        verify=ssl.create_default_context(),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
         trust_env=False,
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
-    client.cookies.jar.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-    return client
