@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -42,7 +43,7 @@ Attributes = Mapping[str, Value | None]
 _LONGEST = 256
 _LARGEST = 2**63 - 1
 _QUEUE, _BATCH, _DELAY_MS = 8192, 512, 1000
-_FLUSH_MS = 5000
+_END_SECONDS = 5.0
 
 
 class Spanned:
@@ -137,8 +138,9 @@ class Tracing:
 
     def close(self) -> None:
         """Export what is left, as far as that works within seconds."""
-        self._processor.force_flush(_FLUSH_MS)
-        self._provider.shutdown()
+        ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        ending.start()
+        ending.join(_END_SECONDS)
 
     def drawn(self) -> bool:
         """Whether one more request is traced: drawn here, so that no client decides it."""
