@@ -29,9 +29,9 @@ _BY_REQUEST = frozenset(
 _BY_US = frozenset(
     {
         *("backlog", "store_unavailable", "proxy_lost", "proxy_stopped", "internal_error"),
-        *("evidence_expired", "evidence_unreadable", "job_failed", "job_unreadable"),
+        *("evidence_expired", "evidence_unreadable", "evidence_too_large", "job_failed", "job_unreadable"),
         *("no_profile", "profile_mismatch", "outside_profile", "ids_form", "stream", "no_reference_experts"),
-        *("no_tokenizer", "evidence_too_large", "finish_undecided", "unknown_runtime", "speculative"),
+        *("no_tokenizer", "no_max_model_len", "finish_undecided", "unknown_runtime", "speculative"),
         *("too_long", "refused", "bad_ids", "bad_request", "nothing_to_replay", "bad_replay"),
         *("unreachable", "timeout", "overloaded", "engine_failed", "not_finite", "wrong_model", "not_replayed_yet"),
         *("reference_backlog", "replay_failed", "self_test", "reference_unsound", "canary_overdue"),

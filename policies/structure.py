@@ -246,7 +246,7 @@ def _finish_findings(evidence: Evidence, max_model_len: int | None, stops: _Stop
         )
         return [rejected("finish_mismatch", text)]
     if reason == "length" and full is None:
-        return [undecided("finish_undecided", "finished by length, and the model's longest answer is not declared")]
+        return [undecided("no_max_model_len", "finished by length, and the model's longest answer is not declared")]
     if reason == "length" and stopped and evidence.output_ids[-1] in stops.ids:
         return [rejected("finish_mismatch", "finished by length, yet the last token ends an answer")]
     if reason == "stop" and stopped is False:

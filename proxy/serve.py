@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from policies.errors import SettingsError
 from policies.settings import Settings, embedded_dir, parse_settings, store_url
+from policies.undeclared import undeclared
 from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.drain import Drain
@@ -145,6 +146,8 @@ def _serve(app: ASGIApp, settings: Settings, drain: Drain, listening: socket.soc
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("listening", extra={"url": f"http://{shown}:{port}", "backends": len(settings.backends)})
+    for missing in undeclared(settings):
+        logger.warning("not declared, so not checked", extra={"setting": missing.setting, "unseen": missing.unseen})
     # What is here now stays, and no collection of garbage, which stops every stream, needs to look at it again.
     gc.freeze()
     _Server(uvicorn_config(app, settings), drain, most).run(sockets=[listening])

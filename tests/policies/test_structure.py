@@ -285,7 +285,7 @@ def test_an_answer_that_fills_the_context() -> None:
     long = dataclasses.replace(free, prompt_ids=np.ones(300, np.int32), usage=Usage(300, 160, 300, 160))
     check = structure.check(long)
     assert check.result is Result.INCONCLUSIVE
-    assert check.reason.startswith("finish_undecided")
+    assert check.reason.startswith("no_max_model_len")
 
 
 def test_an_aborted_answer_is_inconclusive_and_its_prefix_still_checked() -> None:
