@@ -8,7 +8,9 @@ backend said.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,6 +117,7 @@ class Tracing:
             {
                 "service.name": settings.service_name,
                 "service.version": metadata.version("countersign"),
+                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
                 "countersign.process": process,
             }
         )
