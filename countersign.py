@@ -14,11 +14,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": ("verifier_pool.worker", "run a verifier worker"),
     "calibrate": ("benchmarks.calibration.command", "measure a profile on a trusted backend"),
     "keys": ("verifier_pool.keys_command", "make client keys, list and revoke them, and see what they used"),
+    "backends": ("verifier_pool.backends_command", "add, change, drain or remove backends while everything runs"),
     "standing": ("verifier_pool.standing_command", "what is known about each backend; quarantine or pardon one"),
     "queue": (
         "verifier_pool.queue_command",
         "what waits for the workers, and what failed for good; queue it anew or drop it",
     ),
+    "webhooks": ("verifier_pool.webhooks_command", "where events go, what failed to arrive; send one to try"),
+    "profiles": ("verifier_pool.profiles_command", "which profiles the workers judge by, and what each lacks"),
+    "reload": ("verifier_pool.reload_command", "have settings and profiles read anew, and see who runs by which"),
+    "audit": ("verifier_pool.audit_command", "what admins changed, and who"),
     "profile": ("verifier_pool.profile_command", "make keys; show, sign and check profiles"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
@@ -26,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lmcv": ("benchmarks.lmcv.command", "LMCV's offline pipeline: prompts, evidence, replay, verdicts"),
     "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),
 }
+SYNONYMS = {"queues": "queue"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0 if arguments else 2
     name, *rest = arguments
+    name = SYNONYMS.get(name, name)
     if name not in COMMANDS:
         print(f"countersign: no command {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2

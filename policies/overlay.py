@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 
@@ -21,6 +22,7 @@ Source = Literal["settings", "redis", "both"]
 DECLARED = ("model", "runtime", "precision", "engine", "speculative")
 """Settings that make a backend's declaration (`policies.unit.declaration_of`)."""
 SECRET = ("api_key",)
+_HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 _CREDENTIALS = re.compile(r"^(https?://)[^/?#]*@")
 HIDDEN = "(secret)"
 """Stands for a secret wherever somebody may read."""
@@ -88,10 +90,23 @@ def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any])
     """A backend with some settings of its own over those it has. Raises ValueError, which names the setting."""
     base = {} if below is None else below.model_dump(exclude_unset=True)
     try:
-        return BackendSettings.model_validate({**base, **fields, "name": name})
+        made = BackendSettings.model_validate({**base, **fields, "name": name})
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'backend'}: {first['msg']}") from error
+    if not _has_host(made.url):
+        raise ValueError("url: an http:// or https:// address with a host")
+    if made.api_key is not None and not _HEADER_TEXT.fullmatch(made.api_key.get_secret_value()):
+        raise ValueError("api_key: printable ASCII without spaces")
+    return made
+
+
+def _has_host(url: str) -> bool:
+    try:
+        found = urlsplit(url)
+        return bool(found.hostname) and (found.port is None or found.port > 0)
+    except ValueError:
+        return False
 
 
 def shown(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from policies.errors import SettingsError, StoreUnavailable
 from policies.overlay import Merged, Overlay, merged
 from policies.reload import FIXED_IN_PROXY, Applied, applied
 from policies.settings import Settings, parse_settings
-from proxy.services import Services, check_addresses, load_tokenizers
+from proxy.services import Services, check_addresses, check_backend, load_tokenizers
 from proxy.tasks import end
 from verifier_pool import overlays, running, trail
 from verifier_pool.settings_file import SettingsFile
@@ -58,6 +59,21 @@ if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then
   redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[2], '*', 'entry', ARGV[3])
 end
 """
+
+
+def _usable(declared: Settings, laid_over: Mapping[str, Overlay]) -> Merged:
+    """Settings as they hold. A backend of Redis that cannot be addressed is left out, and keeps nothing else back."""
+    both, odd = merged(declared, laid_over), {}
+    for backend in both.settings.backends:
+        if both.sources[backend.name] != "settings":
+            try:
+                check_backend(backend, "backend")
+            except SettingsError as error:
+                odd[backend.name] = str(error)
+    if not odd:
+        return both
+    both = merged(declared, {name: overlay for name, overlay in laid_over.items() if name not in odd})
+    return replace(both, left_out={**both.left_out, **odd})
 
 
 class Following:
@@ -192,8 +208,8 @@ class Following:
         try:
             made = None if text is None else await asyncio.to_thread(self._made, text)
             declared = self.declared if made is None else made.settings
-            both = merged(declared, self._overlays)
-            await asyncio.to_thread(check_addresses, both.settings, self._redis_url)
+            await asyncio.to_thread(check_addresses, declared, self._redis_url)
+            both = _usable(declared, self._overlays)
             tokenizers = await asyncio.to_thread(load_tokenizers, both.settings, services.settings, services.tokenizers)
         except SettingsError as error:
             await self._refuse(error)

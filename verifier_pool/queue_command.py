@@ -24,7 +24,7 @@ from typing import Any, cast
 from redis import Redis
 
 from policies.settings import Settings
-from verifier_pool import dead_letters, letters
+from verifier_pool import dead_letters, letters, overlays
 from verifier_pool.fair import LANES
 from verifier_pool.queue import waiting_bytes_key, waiting_key
 from verifier_pool.replays import CANARIES
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"{arguments.action} needs IDs, or --all")
     settings = read_settings(arguments.config)
     with answering(settings, TIMEOUT) as redis:
+        settings = overlays.effective(redis, settings).settings
         if arguments.action == "list":
             return _list(redis, settings, arguments.json)
         return _change(redis, settings, arguments)

@@ -31,6 +31,7 @@ from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings
 from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
+from verifier_pool import overlays, trail
 from verifier_pool.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Contended, Standings
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     _check(parser, arguments, action)
     settings = read_settings(arguments.config)
     with answering(settings, TIMEOUT) as redis:
+        settings = overlays.effective(redis, settings).settings
         if action is not None:
             return _act(redis, settings, arguments, action)
         if arguments.backend is None:
@@ -104,19 +106,40 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
     except KeyError:
         raise SettingsError("BACKEND", f"one that the settings name: {_names(settings)}") from None
     try:
-        record = Standings(redis, settings).override(name, action, by=arguments.by or _user(), why=arguments.why)
-    except Contended:
-        raise CountersignError(f"{name}: its record keeps changing; nothing was done, try again") from None
-    except msgspec.DecodeError as error:
-        raise _Unreadable(name) from error
-    except ValueError as error:
-        raise CountersignError(f"{name}: {error}") from error
+        record = _decided(redis, settings, arguments, action)
+    except CountersignError as error:
+        _tell(redis, settings, arguments, action, str(error), None)
+        raise
+    _tell(redis, settings, arguments, action, "done", record)
     if arguments.json:
         print_lines([_json(_shown(redis, settings, name))])
     else:
         why = "; ".join(map(plain, record.reasons))
         print_lines([f"{plain(name)}: {_DONE[action]}. It is {record.state} now" + (f" ({why})" if why else "")])
     return 0
+
+
+def _tell(
+    redis: Redis, settings: Settings, arguments: argparse.Namespace, action: str, result: str, record: Record | None
+) -> None:
+    """Into the audit log, too."""
+    after = None if record is None else {"state": record.state}
+    said = trail.entry(
+        trail.terminal_actor(), f"standing.{action}", arguments.backend, after=after, result=result, why=arguments.why
+    )
+    trail.append(redis, settings.admin.audit_entries, said)
+
+
+def _decided(redis: Redis, settings: Settings, arguments: argparse.Namespace, action: str) -> Record:
+    name = arguments.backend
+    try:
+        return Standings(redis, settings).override(name, action, by=arguments.by or _user(), why=arguments.why)
+    except Contended:
+        raise CountersignError(f"{name}: its record keeps changing; nothing was done, try again") from None
+    except msgspec.DecodeError as error:
+        raise _Unreadable(name) from error
+    except ValueError as error:
+        raise CountersignError(f"{name}: {error}") from error
 
 
 def _shown(redis: Redis, settings: Settings, name: str) -> Shown:

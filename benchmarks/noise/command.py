@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from benchmarks.noise import detect
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import BackendSettings, Settings
-from verifier_pool import declarations
+from verifier_pool import declarations, overlays, trail
 from verifier_pool.runtime import connect, read_settings
 from verifier_pool.standing import Standings
 
@@ -60,7 +60,7 @@ def _detect(settings: Settings, name: str, count: int) -> int:
 def _status(settings: Settings) -> int:
     with _store(settings) as redis:
         counted = declarations.counted(redis)
-        for backend in settings.backends:
+        for backend in overlays.effective(redis, settings).settings.backends:
             for runtime, entry in sorted(declarations.entries(redis, backend.name).items()):
                 at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(entry["at"]))
                 state = "expired" if runtime == backend.runtime else "no longer declared"
@@ -71,9 +71,12 @@ def _status(settings: Settings) -> int:
 
 
 def _accept(settings: Settings, name: str) -> int:
-    backend = _backend(settings, name, "BACKEND")
     with _store(settings) as redis:
+        settings = overlays.effective(redis, settings).settings
+        backend = _backend(settings, name, "BACKEND")
         accepted = declarations.accept(redis, name)
+        said = trail.entry(trail.terminal_actor(), "noise.accept", name, after={"runtimes": accepted})
+        trail.append(redis, settings.admin.audit_entries, said)
         with contextlib.suppress(ValueError):  # a record that cannot be read is the workers' matter, who say so
             Standings(redis, settings).fold(name)
     if accepted:
