@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from types import TracebackType
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
@@ -23,47 +24,58 @@ _AT_ONCE = 16
 """Connections for what is asked in passing; more wait until one is free, however long Redis takes to answer."""
 
 
-class Asking:
-    """Scopes in which Redis is asked; they raise StoreUnavailable, at once while an outage lasts.
-
-    A Redis that is silent or away begins one. How many ask at once does not: they wait for their turn; nor does a
-    machine that has no connection left (NoConnection).
-    """
+class _Anything:
+    """What has to be written: what Redis refuses is an outage, too, unless it is full."""
 
     def __init__(self, outage: Outage) -> None:
         self._outage = outage
-        self.places = asyncio.Semaphore(_AT_ONCE)
 
-    @contextlib.asynccontextmanager
-    async def anything(self) -> AsyncIterator[None]:
-        """What has to be written: what Redis refuses is an outage, too, unless it is full."""
+    def __enter__(self) -> None:
         if self._outage.down:
             raise StoreUnavailable("redis does not answer")
-        try:
-            yield
-        except OutOfMemoryError as error:
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, OutOfMemoryError):
             # It answers everything else, and has room again once evidence expires.
             raise StoreUnavailable("redis is full") from error
-        except (RedisError, OSError, TimeoutError, durable.NotDurable) as error:
+        if isinstance(error, RedisError | OSError | TimeoutError | durable.NotDurable):
             if connection.our_own(error):
                 raise NoConnection("there is no connection left for redis") from error
             self._outage.failed(error)
             raise StoreUnavailable("redis does not answer") from error
 
-    @contextlib.asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
-        """What Redis refuses here, such as a key of another kind, is no outage: verdicts go on."""
-        async with self.anything():
-            try:
-                yield
-            except ResponseError as error:
-                raise StoreUnavailable("redis refuses") from error
+
+class _Aside(_Anything):
+    """What Redis refuses here, such as a key of another kind, is no outage: verdicts go on."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, ResponseError):
+            raise StoreUnavailable("redis refuses") from error
+        super().__exit__(kind, error, at)
+
+
+class Asking:
+    """Scopes in which Redis is asked; they raise StoreUnavailable, at once while an outage lasts.
+
+    A Redis that is silent or away begins one. How many ask at once does not: they wait for their turn; nor does a
+    machine that has no connection left (NoConnection).
+
+    Attributes:
+        anything: for what has to be written.
+        aside: where a refusal is no outage.
+    """
+
+    def __init__(self, outage: Outage) -> None:
+        self.anything = _Anything(outage)
+        self.aside = _Aside(outage)
+        self.places = asyncio.Semaphore(_AT_ONCE)
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """As `aside`, on a connection of one's own: for the few who ask on their own account."""
-        async with self.aside(), Patience(PATIENCE):
-            yield
+        with self.aside:
+            async with Patience(PATIENCE):
+                yield
 
     @contextlib.asynccontextmanager
     async def in_turn(self) -> AsyncIterator[None]:

@@ -13,15 +13,18 @@ class Patience:
     still meanwhile, for however long, has lost one of them, and first sees what arrived. Raises TimeoutError.
     """
 
-    __slots__ = ("_handle", "_left", "_loop", "_scope", "_step")
+    __slots__ = ("_cancelling", "_handle", "_left", "_loop", "_over", "_step", "_task")
 
     def __init__(self, seconds: float) -> None:
         self._step = seconds / _TICKS
         self._left = _TICKS
-        self._scope = asyncio.timeout(None)
+        self._over = False
 
     async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
         self._loop = asyncio.get_running_loop()
         self._handle = self._loop.call_later(self._step, self._tick)
 
@@ -29,11 +32,14 @@ class Patience:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._handle.cancel()
-        await self._scope.__aexit__(kind, error, trace)
+        # Somebody else may have cancelled the task, too.
+        if self._over and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
     def _tick(self) -> None:
         self._left -= 1
         if self._left:
             self._handle = self._loop.call_later(self._step, self._tick)
         else:
-            self._scope.reschedule(self._loop.time())
+            self._over = True
+            self._task.cancel()

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import orjson
-from redis.asyncio.client import PubSub
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from policies.errors import NotFound, StoreUnavailable
 from policies.settings import DurabilitySettings, VerificationSettings
@@ -21,8 +20,8 @@ from proxy.asking import PATIENCE, Asking, value_of
 from proxy.generation import Generation
 from proxy.lanes import Lanes
 from proxy.metrics import Metrics
+from proxy.news import News
 from proxy.outage import Outage
-from proxy.patience import Patience
 from proxy.tasks import end
 from verifier_pool import connection, durable
 from verifier_pool.keys import KEYS
@@ -30,7 +29,6 @@ from verifier_pool.keys import VERSION as KEYS_VERSION
 from verifier_pool.queue import (
     OPEN,
     STANDINGS,
-    VERDICTS,
     intent_key,
     standing_key,
     units_key,
@@ -48,14 +46,12 @@ logger = logging.getLogger(__name__)
 
 _READS = 8
 """Reads in one turn: few, so that a flood of them comes back in a trickle and lets others have the event loop."""
-_POLL = 1.0
 
 
 class Store:
     """Intents, verdicts and standings.
 
-    One subscription per process hears of every verdict; waiting also polls, so that a lost message costs a
-    second and no more. While an outage lasts every call raises StoreUnavailable at once. However many ask at once, that
+    While an outage lasts every call raises StoreUnavailable at once. However many ask at once, that
     makes none: they wait, and intents, limits, what clients read and everything else each only for their own kind.
     """
 
@@ -80,14 +76,12 @@ class Store:
         )
         self._limits = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE)
         self._reads = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE, most=_READS)
+        self._news = News(self._redis, outage, draining)
         self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
-        self._outage = outage
         self._metrics = metrics
-        self._waiting: dict[str, set[asyncio.Event]] = {}
         self._open: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._draining = draining
 
     def renew(self, settings: VerificationSettings) -> None:
         """Take over other settings, for what is written from here on."""
@@ -95,7 +89,7 @@ class Store:
 
     async def start(self) -> None:
         """Begin to listen for verdicts and to keep this process's intents alive."""
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_open())]
+        self._tasks = [asyncio.create_task(self._news.listen()), asyncio.create_task(self._keep_open())]
 
     async def close(self) -> None:
         """Stop listening and close the connections."""
@@ -111,7 +105,7 @@ class Store:
         lost_at = time.time() + self._settings.lost_after
         intent = orjson.dumps(generation.intent())
         began = time.monotonic()
-        async with self._asking.anything():
+        with self._asking.anything:
             written, durably = await self._intents.ask(
                 open_intent(generation.id, intent, self._settings.verdict_ttl, lost_at)
             )
@@ -165,7 +159,7 @@ class Store:
         meanwhile share. Raises StoreUnavailable.
         """
         given = (len(keys), *keys, *arguments)
-        async with self._asking.aside():
+        with self._asking.aside:
             said, _ = await self._limits.ask(("EVALSHA", script.sha, *given))
             if isinstance(said, NoScriptError):
                 said, _ = await self._limits.ask(("EVAL", cast("str", script.script), *given))
@@ -218,7 +212,7 @@ class Store:
         async def look() -> dict[str, Any] | None:
             return await self.verification(id)
 
-        return await self._wait(id, seconds, look)
+        return await self._news.wait(id, seconds, look)
 
     async def told(self, id: str, owner: str, seconds: float) -> dict[str, Any]:
         """What an owner may know of a generation: its verification as soon as there is one, or when the time is over,
@@ -240,78 +234,21 @@ class Store:
                 raise NotFound("there is no such verification")
             return found
 
-        found = await self._wait(id, seconds, look, patient=True)
+        found = await self._news.wait(id, seconds, look, patient=True)
         if found is not None:
             return found
         assert asked is not None
         return pending(asked)
 
-    async def _wait(
-        self,
-        id: str,
-        seconds: float,
-        look: Callable[[], Awaitable[dict[str, Any] | None]],
-        *,
-        patient: bool = False,
-    ) -> dict[str, Any] | None:
-        """What `look` finds as soon as it finds something, None when the time is over; looks whenever there is news of
-        the verdict. Whoever is `patient` waits through outages, and not through a drain, in which he can ask others.
-        """
-        deadline = time.monotonic() + seconds
-        woken = asyncio.Event()
-        waiting = self._waiting.setdefault(id, set())
-        waiting.add(woken)
-        try:
-            while True:
-                woken.clear()
-                pause = _POLL
-                try:
-                    if (found := await look()) is not None:
-                        return found
-                except StoreUnavailable:
-                    if not patient or self._draining() or time.monotonic() >= deadline:
-                        raise
-                    pause = _POLL / 4
-                left = deadline - time.monotonic()
-                if pause == _POLL and (left <= 0 or (patient and self._draining())):
-                    return None
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, min(left, pause))):
-                        await woken.wait()
-        finally:
-            waiting.discard(woken)
-            if not waiting:
-                self._waiting.pop(id, None)
-
     async def _document(self, key: str) -> dict[str, Any] | None:
         return (await self._documents(key))[0]
 
     async def _documents(self, *keys: str) -> list[dict[str, Any] | None]:
-        async with self._asking.aside():
+        with self._asking.aside:
             stored = value_of((await self._reads.ask(("MGET", *keys)))[0])
         found = [None if data is None else orjson.loads(data) for data in stored]
         assert all(each is None or isinstance(each, dict) for each in found)
         return found
-
-    async def _listen(self) -> None:
-        """Wake whoever waits for a verdict, for ever; after an outage subscribe again."""
-        while True:
-            with contextlib.suppress(RedisError, OSError, TimeoutError, StoreUnavailable):
-                if not self._outage.down:
-                    async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
-                        async with Patience(PATIENCE):
-                            await channel.subscribe(VERDICTS)
-                        await self._hear(channel)
-            await asyncio.sleep(_POLL / 2)
-
-    async def _hear(self, channel: PubSub) -> None:
-        while not self._outage.down:
-            message = await channel.get_message(timeout=_POLL)
-            if message is None:
-                continue
-            id = message["data"].decode(errors="replace")
-            for woken in self._waiting.get(id, ()):
-                woken.set()
 
     async def _keep_open(self) -> None:
         """Push the hour at which a running generation counts as lost ahead of us while we live."""
