@@ -63,19 +63,29 @@ def _scaled_object() -> Schema:
     )
 
 
-def _service_monitor() -> Schema:
+def _endpoint(**more: Schema) -> Schema:
     credentials = _all({"name": _TEXT, "key": _TEXT})
-    endpoint = closed(
-        {
-            "port": _TEXT,
-            "path": _TEXT,
-            "interval": _DURATION,
-            "authorization": _all({"type": {"const": "Bearer"}, "credentials": credentials}),
-        },
-        required=["port"],
-    )
+    own = {
+        "port": _TEXT,
+        "path": _TEXT,
+        "interval": _DURATION,
+        "authorization": _all({"type": {"const": "Bearer"}, "credentials": credentials}),
+    }
+    return closed(own | more, required=["port"])
+
+
+def _service_monitor() -> Schema:
     selector = _all({"matchLabels": _STRINGS})
-    return _all({"selector": selector, "endpoints": {"type": "array", "items": endpoint, "minItems": 1}})
+    return _all({"selector": selector, "endpoints": {"type": "array", "items": _endpoint(), "minItems": 1}})
+
+
+def _pod_monitor() -> Schema:
+    relabeling = _all({"targetLabel": _TEXT, "replacement": _TEXT})
+    endpoint = _endpoint(relabelings={"type": "array", "items": relabeling})
+    values = {"type": "array", "items": _TEXT, "minItems": 1}
+    expression = _all({"key": _TEXT, "operator": {"enum": ["In"]}, "values": values})
+    selector = _all({"matchLabels": _STRINGS, "matchExpressions": {"type": "array", "items": expression}})
+    return _all({"selector": selector, "podMetricsEndpoints": {"type": "array", "items": endpoint, "minItems": 1}})
 
 
 def _prometheus_rule() -> Schema:
@@ -89,6 +99,7 @@ def _prometheus_rule() -> Schema:
 
 SCHEMAS: dict[str, Schema] = {
     "ScaledObject": _resource("keda.sh/v1alpha1", _scaled_object()),
+    "PodMonitor": _resource("monitoring.coreos.com/v1", _pod_monitor()),
     "ServiceMonitor": _resource("monitoring.coreos.com/v1", _service_monitor()),
     "PrometheusRule": _resource("monitoring.coreos.com/v1", _prometheus_rule()),
 }

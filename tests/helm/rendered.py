@@ -100,6 +100,7 @@ VARIANTS: dict[str, Values] = {
         "monitoring": {
             "credentials": {"existingSecret": "prometheus-key"},
             "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
             "rules": {"enabled": True, "labels": {"release": "prometheus"}},
             "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Inference"}},
             "prometheus": {"url": "http://prometheus.monitoring:9090", "triggerAuthentication": "bearer"},

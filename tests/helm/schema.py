@@ -88,6 +88,8 @@ def _values() -> Schema:
                 "worker": closed({"egress": _LIST}),
                 "reference": closed({"egress": _LIST}),
                 "webhooks": closed({"egress": _LIST}),
+                "monitoring": closed({"from": _LIST}),
+                "collector": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
                 "dns": closed({"to": _LIST}),
                 "redis": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
             }
@@ -172,7 +174,10 @@ def _scaling(target: str, least: int) -> Schema:
 
 
 def _monitoring() -> Schema:
-    rules = {"enabled": _BOOL, "labels": _STRINGS, "rejectShare": _SHARE, "errorShare": _SHARE, "backlogShare": _SHARE}
+    shares = dict.fromkeys(("rejectShare", "coverageShare", "errorShare", "backlogShare"), _SHARE)
+    seconds = {"lagSeconds": _POSITIVE, "storeSeconds": {"type": "number", "exclusiveMinimum": 0}}
+    rules = {"enabled": _BOOL, "labels": _STRINGS, **shares, **seconds}
+    scrape = {"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}
     prometheus = {
         "url": {"type": "string", "pattern": "^(https?://[^@]+)?$"},
         "triggerAuthentication": _NAME,
@@ -182,7 +187,8 @@ def _monitoring() -> Schema:
     return closed(
         {
             "credentials": closed({"existingSecret": _NAME, "existingSecretKey": _KEY}),
-            "serviceMonitor": closed({"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}),
+            "serviceMonitor": closed(scrape),
+            "podMonitor": closed(scrape | {"port": _PORT | {"minimum": 1024}}),
             "rules": closed(rules),
             "dashboard": closed({"enabled": _BOOL, "labels": _STRINGS, "annotations": _STRINGS}),
             "prometheus": closed(prometheus),

@@ -65,6 +65,10 @@ def test_selectors_match_their_own_pods_only(release: Release) -> None:
         if item["kind"] == "ServiceMonitor":
             services = [other for other in release.objects if other["kind"] == "Service"]
             assert sum(wanted.items() <= other["metadata"]["labels"].items() for other in services) == 1
+        elif item["kind"] == "PodMonitor":
+            (among,) = item["spec"]["selector"]["matchExpressions"]
+            parts = {own[among["key"]] for own in hits}
+            assert parts - {"proxy", "valkey", "test"} == parts & set(among["values"]), item["metadata"]["name"]
         elif item["kind"] == "NetworkPolicy":
             assert len({own["app.kubernetes.io/component"] for own in hits}) <= 1, item["metadata"]["name"]
         else:

@@ -16,11 +16,10 @@ from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Script, Until
 from tests.support.lateness import Lateness
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, TRIES, wait_until
 from verifier_pool.queue import OPEN
 
 AT_ONCE = 0.1
-TRIES = 5
 """What is right is at once in one of them, whatever else the machine does."""
 _FRAME = wire.chunk(wire.CONTENT[0] * 20)
 _LARGE = wire.whole(wire.BODY.replace(b"One two three", b"x" * 8_000_000))

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from policies.settings import hash_key
-from proxy.asking import PATIENCE
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import waiting, wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
+from tests.support.waiting import SOON, TRIES
 from verifier_pool.queue import intent_key
 
 INLINE = {"x-countersign-mode": "inline"}
@@ -60,11 +60,11 @@ def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how:
 
     started = time.monotonic()
     first = rig.chat()
-    assert time.monotonic() - started < PATIENCE + 2
+    assert time.monotonic() - started < SOON
     _assert_unverified(first)
     started = time.monotonic()
     responses = [rig.chat() for _ in range(20)]
-    assert time.monotonic() - started < 5 * PATIENCE
+    assert time.monotonic() - started < SOON
     for response in responses:
         _assert_unverified(response)
         assert response.json()["choices"][0]["message"]["content"] == "One two three"
@@ -136,7 +136,7 @@ def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
     rig.evidence(id)
     owner = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     rig.decide(id, "pass", owner)
-    assert rig.http.get(f"/v1/verifications/{id}?wait=3").json()["verdict"] == "pass"
+    assert rig.http.get(f"/v1/verifications/{id}?wait=50").json()["verdict"] == "pass"
     # Without a subscription a verdict is heard of by polling, once a second.
     waits = []
     for _ in range(5):
@@ -144,7 +144,7 @@ def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
         telling = threading.Timer(0.1, rig.decide, (id, "pass", owner))
         telling.start()
         began = time.monotonic()
-        assert rig.http.get(f"/v1/verifications/{id}?wait=3").json()["verdict"] == "pass"
+        assert rig.http.get(f"/v1/verifications/{id}?wait=50").json()["verdict"] == "pass"
         waits.append(time.monotonic() - began)
         telling.join()
     assert min(waits) < 0.6
@@ -186,11 +186,14 @@ def test_what_is_not_durable_is_served_unverified(make_rig: Callable[..., Rig], 
     rig.backend.script = [wire.whole(wire.BODY)]
     started = time.monotonic()
     first = rig.chat()
-    assert 0.3 < time.monotonic() - started < PATIENCE + 2
+    assert 0.3 < time.monotonic() - started < SOON
     _assert_unverified(first)
-    started = time.monotonic()
-    _assert_unverified(rig.chat())
-    assert time.monotonic() - started < 0.3, "nobody else waits for it"
+    took: list[float] = []
+    while not took or (min(took) > 0.3 and len(took) < TRIES):
+        started = time.monotonic()
+        _assert_unverified(rig.chat())
+        took.append(time.monotonic() - started)
+    assert min(took) < 0.3, "nobody else waits for it"
     assert rig.http.get("/readyz").json()["redis"] == "down"
 
 

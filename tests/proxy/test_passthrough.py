@@ -16,7 +16,7 @@ from policies.unit import Unit
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, SOON
 from verifier_pool.queue import VERIFY_QUEUE, units_key
 
 PATHS = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
@@ -53,7 +53,7 @@ def test_on_record_as_unverified(rig: Rig, path: str) -> None:
 @pytest.mark.parametrize("mode", ["async", "inline"])
 def test_nobody_waits_for_a_verdict_that_will_not_come(rig: Rig, mode: str) -> None:
     rig.backend.script = [wire.whole(b'{"x": 1}')]
-    response = rig.http.post("/v1/embeddings", json={"model": "m"}, headers={"x-countersign-mode": mode}, timeout=3)
+    response = rig.http.post("/v1/embeddings", json={"model": "m"}, headers={"x-countersign-mode": mode}, timeout=SOON)
     assert response.json() == {"x": 1}
 
 
@@ -113,7 +113,7 @@ def test_refusals(rig: Rig, status: int, reason: str, blame: str) -> None:
 def test_a_client_that_leaves(rig: Rig) -> None:
     rig.backend.script = [wire.SSE_HEAD, wire.chunk(b'data: {"type":"x"}\n\n'), PeerCloses()]
     with pytest.raises(httpx.ReadTimeout):
-        rig.http.post("/v1/responses", json={"model": "m", "stream": True}, timeout=0.3)
+        rig.http.post("/v1/responses", json={"model": "m", "stream": True}, timeout=1.0)
     assert rig.backend.last.peer_closed.wait(PATIENCE)
     assert rig.open_ids() == [] or _last_unit(rig).undecided in ("endpoint", "client_left")
 

@@ -24,7 +24,7 @@ from proxy.recorder import Recorder
 from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, SOON
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
     OUTBOX,
@@ -75,13 +75,16 @@ def test_what_does_not_fit_is_shed(valkey: Valkey, client: redis.Redis, bounds: 
     recorder.start()
     go = threading.Event()
 
+    taken = threading.Event()
+
     def slow() -> Sequence[Evidence]:
+        taken.set()
         go.wait(PATIENCE)
         return _evidence("a" * 32)
 
     # The first is taken off the queue at once; the second fills it, the third finds no room.
     recorder.finished(_generation("a" * 32), slow, 100)
-    time.sleep(0.2)
+    assert taken.wait(PATIENCE)
     recorder.finished(_generation("b" * 32), lambda: _evidence("b" * 32), 100)
     recorder.finished(_generation("c" * 32), lambda: _evidence("c" * 32), 100)
     go.set()
@@ -376,8 +379,8 @@ def test_many_share_one_wait_for_durability(tmp_path: Path) -> None:
         recorder.unchecked(_generation("f" * 32), "no_answer")
         recorder.start()
         began = time.monotonic()
-        recorder.stop(20)
-        assert time.monotonic() - began < 10
+        recorder.stop(PATIENCE)
+        assert time.monotonic() - began < SOON
         assert not outage.down
         with server.client() as client:
             assert client.exists(*map(evidence_key, ids)) == 100

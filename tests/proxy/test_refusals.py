@@ -60,7 +60,7 @@ def test_a_client_that_leaves_a_refusal_blames_nobody(rig: Rig) -> None:
     rig.redis.delete(units_key("b1"))
     rig.backend.script = [wire.head(400, "application/json", "content-length: 99"), b'{"err', PeerCloses()]
     with pytest.raises(httpx.ReadTimeout):
-        rig.http.post("/v1/chat/completions", json=CHAT, timeout=0.3)
+        rig.http.post("/v1/chat/completions", json=CHAT, timeout=1.0)
     assert rig.backend.last.peer_closed.wait(PATIENCE)
     assert (_last_unit(rig).undecided, _last_unit(rig).blame) == ("client_error", "request")
     assert rig.redis.llen(units_key("b1")) == 1

@@ -21,8 +21,8 @@ from proxy.tap import prepare
 from proxy.tap.types import Prepared
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, Step
-from tests.support.waiting import PATIENCE
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
+from tests.support.waiting import PATIENCE, SOON
 from verifier_pool import RQ_PREFIX
 
 
@@ -85,14 +85,19 @@ def test_openai_client(rig: Rig) -> None:
 
 
 def test_each_chunk_goes_on_before_the_next_arrives(rig: Rig) -> None:
-    rig.backend.script = wire.stream(pause=0.1)
-    seen: list[float] = []
+    seen = [threading.Event() for _ in wire.CONTENT]
+    steps: list[Step] = [wire.SSE_HEAD, wire.chunk(wire.ROLE)]
+    for frame, event in zip(wire.CONTENT, seen, strict=True):
+        steps += [wire.chunk(frame), Until(event)]
+    rig.backend.script = [*steps, *map(wire.chunk, wire.FRAMES[-3:]), wire.LAST_CHUNK]
     with rig.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
-        seen.extend(time.monotonic() for _ in response.iter_raw())
-    sent = rig.backend.last.sent
-    assert len(seen) >= 4
-    assert seen[0] < sent[2]
-    assert seen[1] < sent[3]
+        pieces = response.iter_raw()
+        got = b""
+        for (_, text), event in zip(wire.TOKENS, seen, strict=True):
+            while text.encode() not in got:
+                got += next(pieces)
+            event.set()
+        assert b"".join([got, *pieces]).endswith(wire.DONE)
 
 
 def test_evidence_is_asked_for_and_the_key_stays_here(rig: Rig) -> None:
@@ -314,7 +319,7 @@ def test_connections_are_used_again(rig: Rig) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_silence_before_the_first_byte(make_rig: Callable[..., Rig], stream: bool) -> None:
     rig = make_rig(timeouts={"first_byte": 0.3})
-    rig.backend.script = [5.0]
+    rig.backend.script = [PeerCloses()]
     response = rig.chat(stream=stream)
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "upstream_timeout"
@@ -323,7 +328,7 @@ def test_silence_before_the_first_byte(make_rig: Callable[..., Rig], stream: boo
 
 def test_silence_between_frames(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(timeouts={"idle": 0.3})
-    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), 5.0]
+    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), PeerCloses()]
     response = rig.chat(stream=True)
     assert b"upstream_timeout" in response.content
     assert b"[DONE]" not in response.content
@@ -335,19 +340,19 @@ def test_silence_between_frames(make_rig: Callable[..., Rig]) -> None:
 def test_a_stream_without_end(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(timeouts={"total": 0.5})
     endless: list[Step] = [0.05, wire.chunk(wire.CONTENT[0])]
-    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *endless * 100]
+    rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *endless * 2000]
     started = time.monotonic()
     response = rig.chat(stream=True)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON
     assert b"upstream_timeout" in response.content
 
 
 def test_held_open_after_done(rig: Rig) -> None:
-    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES), 5.0]
+    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES), PeerCloses()]
     started = time.monotonic()
     response = rig.chat(stream=True)
     assert response.content.endswith(wire.DONE)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < SOON
     assert rig.evidence(response.headers["x-countersign-id"]).complete
 
 
@@ -386,6 +391,6 @@ def test_a_large_body_holds_up_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(rig.chat, padding="x" * 300_000)
         assert reading.wait(PATIENCE)
-        assert httpx.get(f"{rig.proxy.url}/healthz", timeout=3).status_code == 200
+        assert httpx.get(f"{rig.proxy.url}/healthz", timeout=PATIENCE).status_code == 200
         done.set()
         assert large.result().status_code == 200

@@ -30,7 +30,7 @@ from tests.proxy.conftest import CHAT
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, SOON, TRIES, wait_until
 from verifier_pool.queue import evidence_key, verdict_key
 
 Start = Callable[..., "Serve"]
@@ -126,8 +126,7 @@ def test_drains(start: Start, backend: FakeBackend, tmp_path: Path, sent: signal
         parts = response.iter_raw()
         next(parts)
         serving.process.send_signal(sent)
-        time.sleep(0.3)
-        assert httpx.get(f"{serving.url}/readyz").status_code == 503
+        wait_until(lambda: httpx.get(f"{serving.url}/readyz").status_code == 503)
         assert httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT).status_code == 503
         go.set()
         assert b"".join(parts).endswith(wire.DONE)
@@ -151,7 +150,7 @@ def test_what_runs_for_longer_than_the_drain_is_broken_off_and_recorded(
         with pytest.raises(httpx.TransportError):
             list(parts)
         assert serving.wait() == 0
-    assert 0.5 < time.monotonic() - began < 12
+    assert 0.5 < time.monotonic() - began < SOON
     with valkey.client() as client:
         assert client.exists(evidence_key(id)) or client.exists(verdict_key(id))
     assert not any("Traceback" in line for line in serving.lines)
@@ -206,7 +205,7 @@ def test_valkey_keeps_its_data_over_restarts(start: Start, backend: FakeBackend,
             assert client.incr("starts") == {signal.SIGTERM: 1, signal.SIGKILL: 2}[sent]
             client.set(f"short-{sent}", 1, px=500)
             client.set(f"long-{sent}", 1, ex=60)
-            client.execute_command("WAITAOF", 1, 0, 3000)
+            client.execute_command("WAITAOF", 1, 0, 60_000)
         serving.process.send_signal(sent)
         serving.wait()
         assert _gone(path)
@@ -222,11 +221,14 @@ def test_durable_answers_do_not_wait_for_the_next_second(start: Start, backend: 
     backend.script = [wire.whole(wire.BODY)]
     serving = start(**_with_backend(backend), durability={"aof": True})
     serving.ready()
-    began = time.monotonic()
-    for _ in range(10):
-        answer = httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT)
-        assert "x-countersign-verdict" not in answer.headers
-    assert time.monotonic() - began < 3
+    took: list[float] = []
+    while not took or (min(took) > 3 and len(took) < TRIES):
+        began = time.monotonic()
+        for _ in range(10):
+            answer = httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT)
+            assert "x-countersign-verdict" not in answer.headers
+        took.append(time.monotonic() - began)
+    assert min(took) < 3
     with redis.Redis(unix_socket_path=str(tmp_path / "state" / "valkey.sock")) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
@@ -245,7 +247,7 @@ def test_valkey_that_dies_is_started_again(start: Start, backend: FakeBackend, t
             while not client.exists(evidence_key(id)):
                 assert time.monotonic() < recorded
                 time.sleep(0.01)
-            client.execute_command("WAITAOF", 1, 0, 3000)
+            client.execute_command("WAITAOF", 1, 0, 60_000)
         before = _valkey_of(path)
         os.kill(before, signal.SIGKILL)
         assert httpx.post(f"{serving.url}/v1/chat/completions", json=CHAT).status_code == 200
@@ -265,7 +267,7 @@ def test_valkey_reads_a_file_whose_end_is_missing(tmp_path: Path) -> None:
     with EmbeddedValkey(str(tmp_path)) as valkey, redis.Redis(unix_socket_path=str(valkey.socket)) as client:
         client.set("kept", b"1")
         client.set("cut", b"2" * 100)
-        client.execute_command("WAITAOF", 1, 0, 3000)
+        client.execute_command("WAITAOF", 1, 0, 60_000)
     (file,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
     with file.open("rb+") as opened:
         opened.truncate(file.stat().st_size - 50)

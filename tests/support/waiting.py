@@ -10,6 +10,11 @@ from typing import TypeVar
 PATIENCE = 60.0
 """Seconds within which whatever is to happen has happened, on a machine that stands still now and then as well. Only a
 test that fails waits for so long."""
+SOON = 20.0
+"""Seconds that pass at the most, on such a machine, where something happens by itself. What a test tells it from
+(another wait, or one after another) takes longer."""
+TRIES = 20
+"""How often something may be tried that is at once, or in time, unless the machine stands still meanwhile."""
 _POLL = 0.005
 
 Found = TypeVar("Found")

@@ -15,6 +15,7 @@ from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from tests.support.waiting import PATIENCE, SOON
 from tests.verifier_pool.fair_model import RULES, Model, clean, name, push
 from verifier_pool import fair
 from verifier_pool.fair import FairQueue
@@ -213,8 +214,8 @@ def test_whoever_waits_is_woken(redis: Redis) -> None:
     timer = threading.Timer(0.2, push, (FairQueue("q", connection=redis), "id"))
     timer.start()
     began = time.monotonic()
-    assert queue.take(5, wait=10) == ["id"]
-    assert 0.1 < time.monotonic() - began < 9
+    assert queue.take(5, wait=PATIENCE) == ["id"]
+    assert 0.1 < time.monotonic() - began < SOON
     timer.join()
     assert queue.take(5, wait=0.2) == []
 

@@ -11,6 +11,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisDown
 
 from policies.errors import SettingsError, StoreUnavailable
+from tests.support.waiting import PATIENCE, SOON
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context, runtime, worker
@@ -137,10 +138,10 @@ def test_stopping_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
         threading.Timer(0.1, stop.set).start()
         raise RedisDown("down")
 
-    monkeypatch.setattr(runtime, "BACKOFF_SECONDS", (60.0,))
+    monkeypatch.setattr(runtime, "BACKOFF_SECONDS", (PATIENCE,))
     began = time.monotonic()
     through_outages(work, stop)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
 
 
 def test_a_child_is_started_again_and_ends_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +178,23 @@ def test_a_supervisor_ends_as_its_processes_do(code: int, burst: bool, expected:
 
 
 def test_a_supervisor_asks_all_at_once(tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), sys.exit(0))); time.sleep(60)"
+    """Each of them ends only once all have been asked to."""
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "def end(*_):\n"
+        "    (folder / f'asked{os.getpid()}').touch()\n"
+        "    while len(list(folder.glob('asked*'))) < 4: time.sleep(0.01)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(15, end)\n"
+        "(folder / f'up{os.getpid()}').touch()\n"
+        "time.sleep(600)\n"
+    )
     stop = threading.Event()
-    threading.Timer(1.0, stop.set).start()
-    began = time.monotonic()
-    assert supervise([sys.executable, "-c", code], 4, stop, patience=20) == 0
-    assert time.monotonic() - began < 10
+
+    def ask() -> None:
+        rig.wait_until(lambda: len(list(tmp_path.glob("up*"))) == 4)
+        stop.set()
+
+    threading.Thread(target=ask).start()
+    assert supervise([sys.executable, "-c", code], 4, stop, patience=PATIENCE) == 0

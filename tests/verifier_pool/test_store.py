@@ -7,6 +7,7 @@ import orjson
 from redis import Redis
 
 from policies.verification import public, unverified
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool.toy import settings
 from verifier_pool.queue import OPEN, OUTBOX, VERDICTS, evidence_key, intent_key, verdict_key
 from verifier_pool.store import Store
@@ -23,7 +24,7 @@ def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
     redis.set(intent_key(ID), b'{"id":"x"}', ex=9999)
     listener = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     listener.subscribe(VERDICTS)
-    listener.get_message(timeout=1)
+    listener.get_message(timeout=PATIENCE)
     assert store(redis).settle(unverified(ID, "first", None, 5.0), None)
     assert not store(redis).settle(unverified(ID, "second", None, 6.0), None)
     verdict = store(redis).verdict(ID)
@@ -32,7 +33,7 @@ def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
     assert redis.zcard(OPEN) == 0
     assert 0 < redis.ttl(verdict_key(ID)) <= 100
     assert 0 < redis.ttl(intent_key(ID)) <= 300
-    message = listener.get_message(timeout=1)
+    message = listener.get_message(timeout=PATIENCE)
     assert message is not None
     assert message["data"] == ID.encode()
     assert listener.get_message(timeout=0.05) is None

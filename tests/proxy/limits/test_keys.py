@@ -35,7 +35,7 @@ ANSWER = [wire.whole(wire.BODY)]
 ROOT = {"authorization": "Bearer sk-root"}
 
 
-def _until(status: int, ask: Callable[[], httpx.Response], seconds: float = 3.0) -> float:
+def _until(status: int, ask: Callable[[], httpx.Response], seconds: float = PATIENCE) -> float:
     began = time.monotonic()
     while ask().status_code != status:
         assert time.monotonic() - began < seconds

@@ -17,6 +17,7 @@ from tests.proxy.limits.conftest import Door
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step
 from tests.support.valkey import Valkey
+from tests.support.waiting import SOON
 
 LIMITED = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
 ANSWER = [wire.whole(wire.BODY, 200, "application/json", "x-ratelimit-limit-requests: 9", "X-RateLimit-Foo: 1")]
@@ -180,7 +181,7 @@ def test_who_leaves_before_anything_came_pays_nothing(door: Door) -> None:
                 "/v1/chat/completions",
                 json=CHAT | {"max_tokens": 500},
                 headers={"authorization": f"Bearer {key}"},
-                timeout=0.2,
+                timeout=1.0,
             )
         door.eventually(key, charged=0, tokens=0, held=0, under_way=0)
 
@@ -363,7 +364,7 @@ def test_the_openai_client_comes_again_when_it_is_told_to(door: Door) -> None:
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         began = time.monotonic()
         assert client.chat.completions.create(model="m", messages=MESSAGES).usage
-        assert 0.9 < time.monotonic() - began < 4
+        assert 0.9 < time.monotonic() - began < SOON
         stream.close()
 
 

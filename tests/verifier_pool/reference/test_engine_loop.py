@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 
 from policies.errors import ReplayError
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, SOON
 from verifier_pool.reference.engine_loop import LoopThread
 
 
@@ -52,7 +52,7 @@ def test_what_runs_when_it_closes_ends() -> None:
     thread.close()
     assert ended.is_set()
     with pytest.raises(CancelledError):
-        future.result(5)
+        future.result(PATIENCE)
     thread.close()
 
 
@@ -76,7 +76,7 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
             told.set_result(str(error))
 
     thread.loop.call_soon_threadsafe(callback)
-    assert "cannot wait for itself" in told.result(5)
+    assert "cannot wait for itself" in told.result(PATIENCE)
     thread.close()
 
 
@@ -86,6 +86,6 @@ def test_a_loop_that_does_not_come_back_is_left() -> None:
     thread.loop.call_soon_threadsafe(let_go.wait)
     began = time.monotonic()
     thread.close(patience=0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     let_go.set()
     thread._thread.join()

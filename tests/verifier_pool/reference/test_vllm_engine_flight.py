@@ -18,7 +18,7 @@ import pytest
 from policies.errors import ReplayError, SettingsError
 from policies.evidence import Replay, ReplayForm
 from policies.settings import ReferenceSettings
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, SOON, wait_until
 from tests.verifier_pool.reference.fake_llm import FakeLlm
 from tests.verifier_pool.toy import answer, logprobs_after
 from verifier_pool.reference import engine_reading, engine_start, vllm_engine
@@ -65,7 +65,7 @@ def hold(engine: VllmEngine) -> FakeLlm:
 
 def reason(future: Future[Replay]) -> str:
     with pytest.raises(ReplayError) as caught:
-        future.result(10)
+        future.result(PATIENCE)
     return caught.value.reason
 
 
@@ -77,7 +77,7 @@ def test_all_are_in_the_engine_at_once(start: Open) -> None:
     assert not any(future.done() for future in futures)
     engine.loop.call_soon_threadsafe(fake.hold.set)
     for number, future in enumerate(futures):
-        replay = future.result(10)
+        replay = future.result(PATIENCE)
         previous = [number % 60, *replay.ids[:-1, 0]]
         tables = np.array([logprobs_after(int(last)) for last in previous])
         assert np.allclose(
@@ -96,7 +96,7 @@ def test_from_many_threads(start: Open) -> None:
     for caller in callers:
         caller.join()
     assert len(futures) == 160
-    assert all(future.result(20).form == "ids" for future in futures)
+    assert all(future.result(PATIENCE).form == "ids" for future in futures)
 
 
 def test_the_engine_holds_a_few_steps_and_forms_take_turns(start: Open) -> None:
@@ -109,7 +109,7 @@ def test_the_engine_holds_a_few_steps_and_forms_take_turns(start: Open) -> None:
     time.sleep(0.05)
     assert len(fake.asked) == 12
     engine.loop.call_soon_threadsafe(fake.hold.set)
-    wait(futures, 20)
+    wait(futures, PATIENCE)
     seen = [sampling.prompt_logprobs is not None for sampling in fake.asked]
     assert sum(seen) == 40
     # The first ones entered as they came.
@@ -124,7 +124,7 @@ def test_cancelling_takes_it_out_of_the_engine(start: Open) -> None:
     assert all(future.cancel() for future in futures[1:])
     wait_until(lambda: fake.aborted == 4)
     engine.loop.call_soon_threadsafe(fake.hold.set)
-    assert futures[0].result(10).form == "ids"
+    assert futures[0].result(PATIENCE).form == "ids"
     with pytest.raises(CancelledError):
         futures[1].result()
     assert engine.replay([asking()])[0].form == "ids"
@@ -138,13 +138,13 @@ def test_a_dead_engine_fails_what_it_held_and_starts_once_for_all_others(start: 
     began = time.monotonic()
     fake.engine_core.resources.engine_dead = True
     late = [engine.submit(asking()) for _ in range(10)]
-    outcomes = [future.exception(10) for future in futures]
-    assert time.monotonic() - began < 5
+    outcomes = [future.exception(PATIENCE) for future in futures]
+    assert time.monotonic() - began < SOON
     failed = [outcome for outcome in outcomes if outcome is not None]
     assert all(isinstance(outcome, ReplayError) and outcome.reason == "engine_failed" for outcome in failed)
     # Nobody who still stood outside goes down with it.
     assert len(failed) == 12
-    assert sum(future.exception(10) is not None for future in late) == 0
+    assert sum(future.exception(PATIENCE) is not None for future in late) == 0
     assert fake.stopped
     assert len(FakeLlm.made) == engine.life == 2
 
@@ -323,6 +323,6 @@ def test_its_canaries(start: Open) -> None:
 def test_a_bare_prefill(start: Open) -> None:
     engine = start()
     FakeLlm.made[-1].asked.clear()
-    assert engine.prefill(asking()).result(10) is None
+    assert engine.prefill(asking()).result(PATIENCE) is None
     (sampling,) = FakeLlm.made[-1].asked
     assert sampling.prompt_logprobs is sampling.prompt_logprob_token_ids is sampling.logprobs is None

@@ -40,7 +40,7 @@ def test_as_many_as_there_are_connections() -> None:
         wait_until(lambda: fake.at_once == CONNECTIONS)
         time.sleep(0.05)
         fake.let_go.set()
-        replays = [future.result(20) for future in futures]
+        replays = [future.result(PATIENCE) for future in futures]
     assert fake.most == CONNECTIONS
     for number, replay in enumerate(replays):
         assert replay.ids[:, 0].tolist() == request((number % 60, 2)).output_ids.tolist()
@@ -57,7 +57,7 @@ def test_a_slow_one_times_out_alone() -> None:
     fake.completion = slow
     with serving(fake, timeout=0.6) as reference:
         futures = [reference.submit(request((first, 5))) for first in (1, 9, 2)]
-        assert [future.exception(10) is None for future in futures] == [True, False, True]
+        assert [future.exception(PATIENCE) is None for future in futures] == [True, False, True]
         with pytest.raises(ReplayError, match="timeout"):
             futures[1].result()
 
@@ -73,7 +73,7 @@ def test_waiting_for_a_connection_is_no_time_out(monkeypatch: pytest.MonkeyPatch
     fake.completion = slow
     with serving(fake, timeout=2) as reference:
         futures = [reference.submit(request((number, 5))) for number in range(10)]
-        assert [future.exception(30) for future in futures] == [None] * 10
+        assert [future.exception(PATIENCE) for future in futures] == [None] * 10
 
 
 def test_cancelled_ones_give_their_connection_back() -> None:
@@ -196,7 +196,7 @@ def test_a_server_that_never_was_sound() -> None:
         assert not canary.due(0)
 
         def refused() -> bool:
-            error = reference.submit(request()).exception(10)
+            error = reference.submit(request()).exception(PATIENCE)
             return isinstance(error, ReplayError) and error.reason == "self_test"
 
         wait_until(refused)
