@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
@@ -15,7 +15,13 @@ PREFIX = "COUNTERSIGN_"
 
 
 class _Override(str):
-    """Text of an environment variable whose setting decides how to read it."""
+    """Text of an environment variable; its setting decides how to read it."""
+
+    variable: str
+
+    def parsed(self) -> Any:
+        """Read as YAML. Raises SettingsError, which names the variable."""
+        return _yaml(self, self.variable)
 
 
 class Section(BaseModel):
@@ -26,33 +32,46 @@ class Section(BaseModel):
     def _read_overrides(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: cls._read_override(str(name), value) for name, value in values.items()}
-
-    @classmethod
-    def _read_override(cls, name: str, value: Any) -> Any:
-        field = cls.model_fields.get(name)
-        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        # A key such as 0123 would come back from YAML as another number. A list of texts is no text.
-        is_text = (str in kinds or SecretStr in kinds) and get_origin(kinds[0]) in (None, Union, UnionType)
-        if isinstance(value, _Override):
-            return str(value) if is_text else yaml.safe_load(value)
-        is_section = any(isinstance(kind, type) and issubclass(kind, Section) for kind in _within(kinds))
-        return value if is_section else _plain(value)
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: _read(value, kinds.get(name, Any)) for name, value in values.items()}
 
 
-def _within(kinds: tuple[Any, ...]) -> list[Any]:
-    return [inner for kind in kinds for inner in (kind, *get_args(kind))]
-
-
-def _plain(value: Any) -> Any:
-    """A tree of settings with every override in it read as YAML."""
+def _read(value: Any, kind: Any) -> Any:
+    """A setting of this kind with every override in it read; those of sections in it are left to the sections."""
+    kinds = _alternatives(kind)
     if isinstance(value, _Override):
-        return yaml.safe_load(value)
+        # A key such as 0123, [abc or null is no number, list or nothing where text belongs.
+        return str(value) if all(map(_is_text, kinds)) else value.parsed()
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        if any(isinstance(each, type) and issubclass(each, Section) for each in kinds):
+            return value
+        return {name: _read(item, _inner(kinds, dict)) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_read(item, _inner(kinds, list, tuple)) for item in value]
     return value
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """The kinds that a value of this kind may have, but none at all."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _alternatives(arguments[0])
+    if origin in (Union, UnionType):
+        return [inner for each in arguments if each is not type(None) for inner in _alternatives(each)]
+    return [kind]
+
+
+def _is_text(kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return all(isinstance(each, str) for each in get_args(kind))
+    return kind in (str, SecretStr)
+
+
+def _inner(kinds: list[Any], *containers: type) -> Any:
+    """The kind of what such a container holds; anything where nothing says."""
+    return next(
+        (get_args(kind)[-1 if dict in containers else 0] for kind in kinds if get_origin(kind) in containers), Any
+    )
 
 
 def read_tree(text: str, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -60,31 +79,26 @@ def read_tree(text: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
     Raises SettingsError, which names the variable or says where the YAML is wrong.
     """
-    try:
-        tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise SettingsError("countersign.yaml", _yaml_problem(error)) from error
+    tree = _yaml(text, "countersign.yaml") or {}
     if not isinstance(tree, dict):
         raise SettingsError("countersign.yaml", "expected a mapping of settings")
     for name in sorted(environ):
         if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
-            _check_yaml(name, environ[name])
             _override(tree, name, environ[name])
     return tree
 
 
-def _check_yaml(name: str, value: str) -> None:
+def _yaml(text: str, name: str) -> Any:
+    """What YAML text says. Raises SettingsError without the text itself, which may hold a secret."""
     try:
-        yaml.safe_load(value)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SettingsError(name, _yaml_problem(error)) from error
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the line itself, which may hold a secret."""
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return f"not valid YAML{where}"
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise SettingsError(name, f"not valid YAML{where}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        # Of what looks like a date or a number and is none, and of a thousand brackets.
+        raise SettingsError(name, f"not valid YAML ({type(error).__name__})") from error
 
 
 def _override(tree: dict[str, Any], name: str, value: str) -> None:
@@ -94,15 +108,18 @@ def _override(tree: dict[str, Any], name: str, value: str) -> None:
         key = _key_of(node, part, name)
         if depth == len(path) - 1:
             node[key] = _Override(value)
+            node[key].variable = name
             return
-        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
-            node[key] = {}
+        inner = node.get(key) if isinstance(node, dict) else node[key]
+        if isinstance(inner, _Override):
+            inner = inner.parsed()
+        node[key] = inner if isinstance(inner, dict | list) else {}
         node = node[key]
 
 
 def _key_of(node: Any, part: str, name: str) -> str | int:
     if isinstance(node, list):
-        if not part.isdigit() or int(part) >= len(node):
+        if not part.isdecimal() or int(part) >= len(node):
             raise SettingsError(name, f"{part!r} is not a position in a list of {len(node)}")
         return int(part)
     return next((key for key in node if str(key).lower() == part), part)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
 
 from policies.errors import SettingsError
 from policies.settings import embedded_dir, hash_key, parse_settings, store_url
@@ -39,13 +42,126 @@ def test_an_override_replaces_or_adds_any_key() -> None:
     assert settings.keys[0].sha256 == hash_key("k")
 
 
-@given(st.from_regex(r"[0-9a-zA-Z_.+-]{1,30}", fullmatch=True))
-def test_text_settings_take_an_override_as_it_is(text: str) -> None:
-    settings = parse_settings(TEXT, {"COUNTERSIGN_BACKENDS__0__API_KEY": text, "COUNTERSIGN_REDIS_URL": text})
-    key = settings.backends[0].api_key
+FULL = f"""
+keys: [{{name: k, sha256: {hash_key("k")}}}]
+models:
+  m:
+    reference: {{kind: vllm_http, url: "http://r"}}
+    second_reference: {{kind: vllm_http, url: "http://r"}}
+    second_profile: p
+    routing: {{policy: prefix_hash, sticky: [user, session]}}
+backends: [{{name: a, url: "http://127.0.0.1:1", model: m}}]
+routing: {{policy: prefix_hash, sticky: [user, session]}}
+webhook: {{url: "http://w", secret: s}}
+relay: {{passthrough: [/a]}}
+admin: {{keys: [{{name: k, sha256: {hash_key("a")}}}]}}
+"""
+"""Settings in which every section is there."""
+
+
+class Text(NamedTuple):
+    """A setting that is text: what overrides it, what it says, and whether not any text will do."""
+
+    variable: str
+    value: Any
+    ruled: bool
+
+
+def texts_of(value: Any, path: str = "") -> dict[str, Text]:
+    """Every setting that is text, by path."""
+    found: dict[str, Text] = {}
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            kind, here = str(field.annotation), f"{path}.{name}".lstrip(".")
+            if ("str" in kind or "SecretStr" in kind) and not re.search("tuple|dict|Literal", kind):
+                variable = "COUNTERSIGN_" + here.upper().replace(".", "__")
+                found[here] = Text(variable, getattr(value, name), bool(field.metadata) or "Annotated" in kind)
+            elif field.annotation == tuple[str, ...]:
+                found |= texts_of(list(getattr(value, name)), here)
+            else:
+                found |= texts_of(getattr(value, name), here)
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            found[f"{path}.{at}"] = Text(f"COUNTERSIGN_{path}__{at}".upper().replace(".", "__"), item, False)
+    elif isinstance(value, dict | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            found |= texts_of(item, f"{path}.{key}")
+    return found
+
+
+TEXTS = texts_of(parse_settings(FULL, {}))
+SOME = {"host", "redis_url", "audit.secret", "backends.0.api_key", "models.m.reference.api_key", "routing.sticky.1"}
+ODD = ("[abc", "@x", "0123", "null", "a: b", "2026-13-45", "{", "*x", "", " ", "\n", "!!python/none")
+
+
+def test_all_kinds_of_texts_are_found() -> None:
+    assert set(TEXTS) >= SOME
+    assert not any(TEXTS[path].ruled for path in SOME)
+    assert TEXTS["backends.0.url"].ruled
+
+
+def refusal(path: str, text: str) -> SettingsError | None:
+    """How an override is refused; None where it is taken, as it is."""
+    try:
+        found = texts_of(parse_settings(FULL, {TEXTS[path].variable: text}))[path].value
+    except SettingsError as error:
+        return error
+    assert (found.get_secret_value() if isinstance(found, SecretStr) else found) == text
+    return None
+
+
+@pytest.mark.parametrize("path", sorted(set(TEXTS) - {"backends.0.model"}))
+@given(text=st.sampled_from(ODD) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+@settings(max_examples=25, deadline=None)
+def test_text_settings_take_an_override_as_it_is(path: str, text: str) -> None:
+    refused = refusal(path, text)
+    if refused is not None:
+        # By a rule of the setting's own, or because it is needed; what YAML makes of it plays no part.
+        assert TEXTS[path].ruled or not text
+        assert path.startswith(refused.key)
+        assert "YAML" not in str(refused)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_what_another_setting_must_name_is_taken_as_it_is(text: str) -> None:
+    refused = refusal("backends.0.model", text)
+    assert refused is not None
+    assert repr(text) in str(refused)
+
+
+@pytest.mark.parametrize(
+    "variable", ["COUNTERSIGN_PORT", "COUNTERSIGN_MODELS__M__EOS_TOKEN_IDS", "COUNTERSIGN_BACKENDS"]
+)
+@pytest.mark.parametrize("text", ["[abc", "@x", "2026-13-45", "{", "0x_", "[" * 5000, "a: b: c"])
+def test_what_is_no_text_is_yaml_and_the_variable_is_named(variable: str, text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(FULL, {variable: text})
+    assert caught.value.key == variable
+
+
+@pytest.mark.parametrize("text", ["port: 2026-13-45", "port: 0x_", "[" * 5000])
+def test_a_file_that_yaml_chokes_on_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"countersign\.yaml"):
+        parse_settings(text, {})
+
+
+def test_choices_are_texts_too() -> None:
+    with pytest.raises(SettingsError, match="'annotate', 'block' or 'retry'"):
+        parse_settings("", {"COUNTERSIGN_VERIFICATION__ON_REJECT": "@x"})
+
+
+def test_an_override_reaches_into_another() -> None:
+    environ = {
+        "COUNTERSIGN_BACKENDS": "[{name: a, url: 'http://x', model: m}]",
+        "COUNTERSIGN_BACKENDS__0__API_KEY": "[abc",
+        "COUNTERSIGN_MODELS__M": "{vocab_size: 7}",
+        "COUNTERSIGN_MODELS__M__TOKENIZER": "0123",
+    }
+    found = parse_settings("", environ)
+    assert (found.models["m"].vocab_size, found.models["m"].tokenizer) == (7, "0123")
+    key = found.backends[0].api_key
     assert key is not None
-    assert key.get_secret_value() == text
-    assert settings.redis_url == text
+    assert key.get_secret_value() == "[abc"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +206,8 @@ def test_secrets_stay_out_of_error_messages() -> None:
 def test_secrets_stay_out_of_yaml_errors() -> None:
     with pytest.raises(SettingsError, match="line 2") as caught:
         parse_settings("port: 1\nredis_url: [canary: }", {})
-    with pytest.raises(SettingsError, match="COUNTERSIGN_REDIS_URL") as other:
-        parse_settings("", {"COUNTERSIGN_REDIS_URL": "[canary: }"})
+    with pytest.raises(SettingsError, match="COUNTERSIGN_KEYS") as other:
+        parse_settings("", {"COUNTERSIGN_KEYS": "[canary: }"})
     assert "canary" not in str(caught.value) + str(other.value)
 
 
