@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
@@ -19,6 +18,7 @@ from redis.exceptions import RedisError
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import Settings, parse_settings, store_url
 from verifier_pool import connection
+from verifier_pool.settings_file import SettingsFile, settings_path
 from verifier_pool.sheets import SHEETS, Sheet
 
 logger = logging.getLogger("countersign.worker")
@@ -32,14 +32,7 @@ word is given up after this; without a bound, whoever waits on it waits for ever
 
 def read_settings(config: str | None) -> Settings:
     """Settings from `--config`, else $COUNTERSIGN_CONFIG, else ./countersign.yaml. Raises SettingsError."""
-    path = Path(config or os.environ.get("COUNTERSIGN_CONFIG") or "countersign.yaml")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError("--config", f"a readable file, not {str(path)!r} ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError("--config", f"a text file in UTF-8, not {str(path)!r}") from error
-    return parse_settings(text, os.environ)
+    return parse_settings(SettingsFile(settings_path(config, os.environ)).take().text, os.environ)
 
 
 def connect(settings: Settings, *, timeout: float | None = None) -> Redis:
