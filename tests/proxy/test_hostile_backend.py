@@ -53,7 +53,7 @@ def proxy(hostile: Hostile, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "embedded_dir": str(folder / "state"),
         "models": {"m": {"vocab_size": 1000}},
         "backends": [{"name": "b", "url": hostile.url, "model": "m", "served_model": "served"}],
-        "timeouts": {"total": 5, "first_byte": 5},
+        "timeouts": {"total": 3, "first_byte": 3},
         "relay": {"retries": 0},
         "breaker": {"failures": 1_000_000},
     }

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -35,13 +36,27 @@ def _entry(width: int) -> dict[str, Any]:
     return {"content": [{"token": "token_id:1", "logprob": -1.0, "bytes": None, "top_logprobs": top}]}
 
 
-def _endless(*parts: bytes) -> Iterator[bytes]:
-    return itertools.cycle([part * max(1, _PIECE // max(1, len(part))) for part in parts])
+class _Parts:
+    """Parts that are made again for everybody who asks."""
+
+    def __init__(self, make: Callable[[], Iterator[bytes]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._make()
 
 
-def _numbered(make: Callable[[int], bytes]) -> Iterator[bytes]:
-    for at in itertools.count(0, 100):
-        yield b"".join(map(make, range(at, at + 100)))
+def _after(start: list[bytes], parts: Iterable[bytes]) -> Iterable[bytes]:
+    return _Parts(lambda: itertools.chain(start, parts))
+
+
+def _endless(*parts: bytes) -> Iterable[bytes]:
+    pieces = [part * max(1, _PIECE // max(1, len(part))) for part in parts]
+    return _Parts(lambda: itertools.cycle(pieces))
+
+
+def _numbered(make: Callable[[int], bytes]) -> Iterable[bytes]:
+    return _Parts(lambda: (b"".join(map(make, range(at, at + 100))) for at in itertools.count(0, 100)))
 
 
 def _bomb(start: bytes, again: bytes, coding: str) -> Iterator[bytes]:
@@ -55,29 +70,31 @@ def _bomb(start: bytes, again: bytes, coding: str) -> Iterator[bytes]:
 
 def _codings(head: bytes, start: bytes, again: bytes) -> dict[str, Iterable[bytes]]:
     return {
-        coding: itertools.chain(
-            [head + b"content-encoding: " + coding.encode() + b"\r\n" + END], _bomb(start, again, coding)
+        coding: _after(
+            [head + b"content-encoding: " + coding.encode() + b"\r\n" + END],
+            _Parts(partial(_bomb, start, again, coding)),
         )
         for coding in ("gzip", "zstd")
     }
 
 
-def _stream(parts: Iterable[bytes]) -> Iterator[bytes]:
-    return itertools.chain([STREAM + END], parts)
+def _stream(parts: Iterable[bytes]) -> Iterable[bytes]:
+    return _after([STREAM + END], parts)
 
 
-def _whole(start: bytes, parts: Iterable[bytes]) -> Iterator[bytes]:
-    return itertools.chain([JSON + END, start], parts)
+def _whole(start: bytes, parts: Iterable[bytes]) -> Iterable[bytes]:
+    return _after([JSON + END, start], parts)
 
 
-def kinds() -> dict[str, Iterator[bytes]]:
+@cache
+def kinds() -> dict[str, Iterable[bytes]]:
     """Everything it can do, by name; the names of what is no stream begin with `whole`."""
     big = "x" * 1_000_000
     ids = list(range(100_000))
     chunked = STREAM + b"transfer-encoding: chunked\r\n\r\n"
     stream = {
         "line": _endless(b"x"),
-        "data": itertools.chain([b"data: "], _endless(b"x")),
+        "data": _after([b"data: "], _endless(b"x")),
         "lines": _endless(b"a\n"),
         "data lines": _endless(b"data:\n"),
         "comments": _endless(b": ping\n\n"),
@@ -114,34 +131,34 @@ def kinds() -> dict[str, Iterator[bytes]]:
         "error": _endless(b'data: {"error":{"message":"x","y":[' + b"[]," * 300_000 + b"0]}}\n\n"),
     }
     heads: dict[str, Iterable[bytes]] = {
-        "header": itertools.chain([b"HTTP/1.1 200 X\r\nx-a: "], _endless(b"x")),
-        "headers": itertools.chain([b"HTTP/1.1 200 X\r\n"], _numbered(lambda n: b"x-%d: y\r\n" % n)),
-        "same headers": itertools.chain([b"HTTP/1.1 200 X\r\n"], _endless(b"a:\r\n")),
-        "status line": itertools.chain([b"HTTP/1.1 200 "], _endless(b"x")),
+        "header": _after([b"HTTP/1.1 200 X\r\nx-a: "], _endless(b"x")),
+        "headers": _after([b"HTTP/1.1 200 X\r\n"], _numbered(lambda n: b"x-%d: y\r\n" % n)),
+        "same headers": _after([b"HTTP/1.1 200 X\r\n"], _endless(b"a:\r\n")),
+        "status line": _after([b"HTTP/1.1 200 "], _endless(b"x")),
         "1xx": _endless(b"HTTP/1.1 103 Early Hints\r\nlink: <x>\r\n\r\n"),
-        "chunk size": itertools.chain([chunked], _endless(b"0")),
-        "chunk extension": itertools.chain([chunked + b"5;"], _endless(b"x")),
-        "trailer": itertools.chain([chunked + b"0\r\nx-a: "], _endless(b"x")),
-        "trailers": itertools.chain([chunked + b"0\r\n"], _numbered(lambda n: b"x-%d: y\r\n" % n)),
-        "tiny chunks": itertools.chain([chunked], _endless(b"1\r\n:\r\n")),
+        "chunk size": _after([chunked], _endless(b"0")),
+        "chunk extension": _after([chunked + b"5;"], _endless(b"x")),
+        "trailer": _after([chunked + b"0\r\nx-a: "], _endless(b"x")),
+        "trailers": _after([chunked + b"0\r\n"], _numbered(lambda n: b"x-%d: y\r\n" % n)),
+        "tiny chunks": _after([chunked], _endless(b"1\r\n:\r\n")),
     }
-    bodies: dict[str, Iterator[bytes]] = {
+    bodies: dict[str, Iterable[bytes]] = {
         "whole spaces": _whole(b"", _endless(b" ")),
         "whole text": _whole(b'{"choices":[{"index":0,"message":{"content":"', _endless(b"x")),
         "whole choices": _whole(b'{"choices":[{}', _endless(b",{}")),
         "whole numbers": _whole(b'{"choices":[0', _endless(b",0")),
         "whole lists": _whole(b'{"x":NaN,"choices":[[]', _endless(b",[]")),
         "whole deep": _whole(b"", _endless(b"[")),
-        "whole error": itertools.chain([JSON.replace(b"200", b"400") + END], _endless(b"x")),
-        "whole page": itertools.chain([b"HTTP/1.1 500 X\r\ncontent-type: text/html\r\n" + END], _endless(b"x")),
+        "whole error": _after([JSON.replace(b"200", b"400") + END], _endless(b"x")),
+        "whole page": _after([b"HTTP/1.1 500 X\r\ncontent-type: text/html\r\n" + END], _endless(b"x")),
     }
     for coding, parts in _codings(STREAM, b"", b": ping\n\n").items():
         heads[coding] = parts
     for coding, parts in _codings(STREAM, b"data: ", b"x").items():
         heads[f"{coding} line"] = parts
     for coding, parts in _codings(JSON, b"", b" ").items():
-        bodies[f"whole {coding}"] = iter(parts)
-    return {name: _stream(parts) for name, parts in stream.items()} | {n: iter(p) for n, p in heads.items()} | bodies
+        bodies[f"whole {coding}"] = parts
+    return {name: _stream(parts) for name, parts in stream.items()} | heads | bodies
 
 
 @dataclass
