@@ -14,7 +14,7 @@ from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.encoding import Decoder, Identity
 from proxy.relay.record import Record
-from proxy.relay.slices import Turn, slices
+from proxy.relay.slices import Stint, slices
 from proxy.relay.transport import UpstreamResponse
 from proxy.services import Services
 from proxy.tap.types import Tap
@@ -66,11 +66,11 @@ class Answer:
     async def pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
         """Feed the tap until the answer is over; returns what broke it, if something did."""
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
-        weighed, turn = _WEIGHED, Turn()
+        weighed, stint = _WEIGHED, Stint()
         try:
             async with clock.deadline() as deadline, self.services.holding.share() as share:
                 while data := await clock.reading(response.read(), deadline):
-                    with turn:
+                    with stint:
                         for piece in _pieces(decoder, data, tap):
                             record.received += len(piece)
                             if limit is not None and record.received > limit:
@@ -86,8 +86,8 @@ class Answer:
                             tap.settle()
                             if tap.done or tap.failed or (tap.refusal is not None and not down.status):
                                 return None
-                            if turn.over:
-                                await turn.give()
+                            if stint.over:
+                                await stint.give()
                                 if clock.left <= 0:
                                     raise UpstreamTimeout("the backend did not answer in time")
             decoder.flush()

@@ -22,7 +22,7 @@ def slices(data: bytes) -> Iterator[bytes]:
     yield data[at:] if at else data
 
 
-class Turn:
+class Stint:
     """The time of one answer on the loop; a context manager around its work on what was read. Reading waits for nobody
     where bytes are there already, so somebody has to."""
 
