@@ -10,9 +10,10 @@ import pytest
 
 import countersign
 from benchmarks.cost.command import chosen_arms, main, parser
+from benchmarks.cost.engine import reference_settings
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, VERIFIERS, WORKER
 from benchmarks.cost.rows import GRID, LOAD
-from benchmarks.cost.run import measure, reference_settings
+from benchmarks.cost.run import measure
 from policies.errors import CountersignError
 from tests.benchmarks.cost_results import write_rows
 

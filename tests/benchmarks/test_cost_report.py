@@ -192,8 +192,8 @@ def test_options_of_lmcv_have_their_meaning() -> None:
 
 
 def test_rows_of_different_engines_do_not_mix(tmp_path: Path) -> None:
+    from benchmarks.cost.engine import reference_settings
     from benchmarks.cost.metadata import Metadata
-    from benchmarks.cost.run import reference_settings
 
     options = parser().parse_args(["--model", str(tmp_path), "--load"])
     path = tmp_path / "metadata.json"
@@ -210,8 +210,8 @@ def test_rows_of_different_engines_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_no_folder_of_this_machine_is_told(tmp_path: Path) -> None:
+    from benchmarks.cost.engine import reference_settings
     from benchmarks.cost.metadata import Metadata
-    from benchmarks.cost.run import reference_settings
 
     engine = {"tokenizer": str(tmp_path / "words"), "hf_overrides": {"a": [f"file://{tmp_path}/b", str(tmp_path)]}}
     for more in ([], ["--load-format", "dummy"]):
@@ -231,7 +231,7 @@ def test_no_folder_of_this_machine_is_told(tmp_path: Path) -> None:
 
 
 def test_the_longest_sequence_fits_with_one_more_token(tmp_path: Path) -> None:
-    from benchmarks.cost.run import reference_settings
+    from benchmarks.cost.engine import reference_settings
 
     options = parser().parse_args(["--model", "m", "--input-lengths", "64 128", "--output-lengths", "1 8"])
     assert reference_settings(options, "m").engine["max_model_len"] == 137

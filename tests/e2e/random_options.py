@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.recordings.options import (
+from benchmarks.recordings.cases import (
     CALL,
     CITY,
     CLOCKS,

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from benchmarks.recordings.asking import PATHS
-from benchmarks.recordings.options import Case, cases
+from benchmarks.recordings.cases import Case, cases
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings, ReferenceSettings
 from proxy.relay.body import Body

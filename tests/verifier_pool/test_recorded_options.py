@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.recordings.options import cases
+from benchmarks.recordings.cases import cases
 from policies import coverage, selection, unit
 from policies._grammar import has_masks
 from policies.checks import Result
