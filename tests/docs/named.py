@@ -33,6 +33,8 @@ ELSEWHERE = {
     "OTEL_RESOURCE_ATTRIBUTES": "a variable of OpenTelemetry's SDK",
     "webhook-id": "a header of Standard Webhooks",
     "countersign-replay2-MODEL": "put together by verifier_pool.replays.queue_of",
+    "error_type": "error.type of OpenTelemetry, as Prometheus spells it",
+    "process_start_time_seconds": "of Prometheus' own client",
     "BGREWRITEAOF": "a command of Redis",
 }
 """Names that are not ours, or are nowhere written out."""
@@ -50,6 +52,12 @@ def source() -> str:
     return "\n".join(
         path.read_text(encoding="utf-8", errors="replace") for path in files if "results" not in path.parts
     )
+
+
+@cache
+def _instruments() -> set[str]:
+    found = re.findall(r"(?<![\w.])(?:countersign|gen_ai)[._][a-z0-9_.]+[a-z0-9]", source())
+    return {name.replace(".", "_") for name in found}
 
 
 @cache
@@ -91,8 +99,7 @@ def is_variable(name: str) -> bool:
 
 def is_metric(name: str) -> bool:
     """Whether an instrument of that name is made, whatever Prometheus appends to it."""
-    made = {found.replace(".", "_") for found in re.findall(r"\"((?:countersign|gen_ai)[._][a-z_.]+)\"", source())}
-    made |= set(re.findall(r"\b(?:countersign|gen_ai)_[a-z_]+\b", source()))
+    made = _instruments()
     ends = r"_(?:total|bucket|sum|count|seconds|bytes|ratio)$"
     while True:
         if name in made:
@@ -111,7 +118,16 @@ def is_path(name: str, page: str) -> bool:
 
 def is_in_source(name: str) -> bool:
     """Whether what is shipped says it, as a whole word."""
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", source()) is not None
+    text, at = source(), -1
+    while (at := text.find(name, at + 1)) >= 0:
+        before, after = text[at - 1 : at], text[at + len(name) : at + len(name) + 1]
+        if not (_in_word(before) or _in_word(after)):
+            return True
+    return False
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character in ("_", "-")
 
 
 def exists(name: str, page: str) -> bool:

@@ -30,7 +30,7 @@ def test_names_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_metrics_exist(page: str) -> None:
-    found = set(re.findall(r"\b(?:countersign|gen_ai)_[a-z_]+[a-z]\b", pages.text_of(page)))
+    found = set(re.findall(r"\b(?:countersign|gen_ai)_[a-z0-9_]+[a-z0-9]\b", pages.text_of(page)))
     assert sorted(name for name in found if not named.is_metric(name)) == []
 
 
