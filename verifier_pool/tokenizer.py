@@ -24,6 +24,9 @@ _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT = 4096
 """Last ids of a prompt that a text is decoded behind."""
+_HALF_CONTEXT = 131_072
+"""Ids of a prompt that ends in half a character, at most, behind which a text is decoded: all of them, several times,
+since the first text of such an answer is that of its whole prompt."""
 _WORK_PER_TOKEN, _WORK_PER_CONTEXT, _WORK = 16, 4, 65_536
 """Ids that are decoded, at most, to tell what each of an answer's adds, per id of the answer, per id before it, and
 besides. Plain words take 2 each, and emoji of four tokens 6.5."""
@@ -69,10 +72,13 @@ class TokenizerSpelling:
         return str(self._tokenizer.decode(_legal(ids), skip_special_tokens=skip_special_tokens))
 
     def steps(self, ids: Ids, *, context: Ids, skip_special_tokens: bool) -> list[str] | None:
-        """What each id adds to the text; about 0.8 µs per id. None where it would take more than linear time."""
+        """What each id adds to the text; about 0.8 µs per id. None where it would take more than linear time, or the
+        whole of a long prompt several times."""
         speaking = self._speaking(ids, skip_special_tokens)
         texts: list[str] = [""] * len(ids)
         before = self._recent(context[self._speaking(context, skip_special_tokens)], skip_special_tokens)
+        if len(before) > _HALF_CONTEXT:
+            return None
         stream = DecodeStream(ids=before.tolist(), skip_special_tokens=skip_special_tokens)
         # The library decodes anew, at every step, all ids since the one before the last that made text.
         window = pending = len(before)

@@ -92,6 +92,19 @@ def test_no_ids_take_more_than_linear_time(make: Any, kind: str, reasoning: str)
     assert codes(delivered) == ["text_undecided"]
 
 
+@pytest.mark.parametrize("make", [byte_level, space_marked])
+def test_long_prompts_that_end_in_half_a_character_are_undecided(make: Any) -> None:
+    """Their whole text would be the answer's first, decoded again with each of its tokens."""
+    spelling = make()
+    words, answer = spelling.encode("the licence of the work "), spelling.encode("x")
+    for length, decided in ((200, True), (131_072, True), (131_073, False), (2 * 1024 * 1024, False)):
+        half = np.append(np.resize(words, length - 1), np.int32(byte(spelling, 0xF0)))
+        found = spelling.steps(answer, context=half, skip_special_tokens=True)
+        assert (found is not None) == decided
+        whole = np.append(half[:-1], words[:1])
+        assert spelling.steps(answer, context=whole, skip_special_tokens=True) is not None
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_too_many_ids_that_make_no_character_are_undecided(skip: bool) -> None:
     spelling = byte_level()
