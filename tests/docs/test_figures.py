@@ -12,6 +12,7 @@ import pytest
 
 from policies import distance, margin, selection, structure, verdict, verification
 from policies.codec import pack
+from policies.evidence import Evidence, Replay
 from policies.settings import AuditSettings, VerificationSettings
 from tests.docs import pages
 from tests.policies import recorded
@@ -126,7 +127,7 @@ def test_evidence_and_verdicts_are_as_large_as_is_said() -> None:
     assert VERDICT * 0.8 < largest <= VERDICT
 
 
-def verification_of(answer: recorded.Evidence, replay: recorded.Replay) -> bytes:
+def verification_of(answer: Evidence, replay: Replay) -> bytes:
     found = [structure.check(answer), selection.check(answer)]
     found += [distance.check(answer, replay, PROFILE), margin.check(answer, replay, PROFILE)]
     word = verdict.combine(found, audited=True)
