@@ -14,6 +14,7 @@ REACHED = {
     "fair",
     "fair_scripts",
     "fleet",
+    "fleet_names",
     "keys",
     "letters",
     "limit_scripts",

@@ -20,11 +20,13 @@ from rq.utils import utcparse
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from policies import tally
+from policies.checks import VerdictWord
 from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_name, declaration_of
 from verifier_pool import connection
+from verifier_pool import fleet_names as about
 from verifier_pool.fair import FairQueue
-from verifier_pool.meters import Family, Kind, Labels, family
+from verifier_pool.meters import Family, Labels, family
 from verifier_pool.queue import (
     CANARIES,
     OPEN,
@@ -75,7 +77,7 @@ class Fleet:
             self._queues = list(_queues(self._redis, settings))
             self._models = {backend.name: backend.model for backend in settings.backends}
             self._fields = [_field_of(backend) for backend in settings.backends]
-            self._references = {name for name, model in settings.models.items() if model.reference}
+            self._references = _references(settings)
             self._ttl = settings.verification.evidence_ttl
             self._read_at = float("-inf")
             self._known: list[Family] = []
@@ -126,12 +128,12 @@ class Fleet:
             oldest.append((max(0.0, now - min(begun)) if begun and numbers["waiting"] else 0.0, each.labels))
             here.append((sum(next(answers) for _ in workers), each.labels))
         by = ("queue", "model")
-        yield family(*JOBS, (*by, "state"), jobs)
-        yield family(*OLDEST, by, oldest)
-        yield family(*WORKERS, by, here)
-        yield family(*UNDELIVERED, (), [(outbox, {})])
-        yield family(*UNDELIVERED_OLDEST, (), [(max(0.0, now - first[0][1]) if first else 0.0, {})])
-        yield family(*UNDECIDED, (), [(undecided, {})])
+        yield family(*about.JOBS, (*by, "state"), jobs)
+        yield family(*about.OLDEST, by, oldest)
+        yield family(*about.WORKERS, by, here)
+        yield family(*about.UNDELIVERED, (), [(outbox, {})])
+        yield family(*about.UNDELIVERED_OLDEST, (), [(max(0.0, now - first[0][1]) if first else 0.0, {})])
+        yield family(*about.UNDECIDED, (), [(undecided, {})])
 
     # Backends
 
@@ -154,7 +156,8 @@ class Fleet:
             counted, first, waiting = said[3 * at : 3 * at + 3]
             labels = {"backend": name, "model": self._models[name]}
             told = tally.read((field.decode(errors="replace"), int(count)) for field, count in counted.items())
-            verdicts += [(count, labels | {"verdict": word}) for (word,), count in told.verdicts.items()]
+            words = dict.fromkeys(((str(word),) for word in VerdictWord), 0) | told.verdicts
+            verdicts += [(count, labels | {"verdict": word}) for (word,), count in words.items()]
             audited.append((told.audited, labels))
             reasons += [
                 (count, labels | {"verdict": word, "reason": code}) for (word, code), count in told.reasons.items()
@@ -166,18 +169,18 @@ class Fleet:
             oldest.append((max(0.0, now - first[0][1]) if first else 0.0, labels))
             units.append((waiting, labels))
         by = ("backend", "model")
-        yield family(*VERDICTS, (*by, "verdict"), verdicts)
-        yield family(*AUDITED, by, audited)
-        yield family(*REASONS, (*by, "verdict", "reason"), reasons)
-        yield family(*CHECKS, (*by, "check", "result", "reason"), checks)
-        yield family(*LAG, by, oldest)
-        yield family(*UNITS, by, units)
-        yield family(*DROPPED, by, self._by_backend(dropped[1:]))
-        yield family(*UNREPEATED, by, self._by_backend(unchecked[1:]))
-        yield family(*KNOWN_ANSWERS, ("model", "reference", "result"), self._canaries(canaries))
+        yield family(*about.VERDICTS, (*by, "verdict"), verdicts)
+        yield family(*about.AUDITED, by, audited)
+        yield family(*about.REASONS, (*by, "verdict", "reason"), reasons)
+        yield family(*about.CHECKS, (*by, "check", "result", "reason"), checks)
+        yield family(*about.LAG, by, oldest)
+        yield family(*about.UNITS, by, units)
+        yield family(*about.DROPPED, by, self._by_backend(dropped[1:]))
+        yield family(*about.UNREPEATED, by, self._by_backend(unchecked[1:]))
+        yield family(*about.KNOWN_ANSWERS, ("model", "reference", "result"), self._canaries(canaries))
         entries = [_entry(data) for data in standings[1:]]
-        for about, name in STANDING.items():
-            yield family(*about, by, self._standing(entries, name))
+        for named, name in about.STANDING.items():
+            yield family(*named, by, self._standing(entries, name))
 
     def _standing(self, entries: Sequence[dict[str, Any]], name: str) -> Found:
         found = Found()
@@ -193,16 +196,23 @@ class Fleet:
         ]
 
     def _canaries(self, counts: dict[bytes, bytes]) -> Found:
-        found = Found()
-        for field, count in counts.items():
-            model, _, result = field.decode(errors="replace").rpartition(":")
-            first = model in self._references
-            model = model if first else model.removesuffix(":second")
-            if model in self._references:
-                found.append(
-                    (int(count), {"model": model, "reference": "first" if first else "second", "result": result})
-                )
-        return found
+        """As the caretakers of references count them: the second one's under `MODEL:second`."""
+        return [
+            (
+                int(counts.get(f"{model}{':second' if which == 'second' else ''}:{result}".encode(), 0)),
+                {"model": model, "reference": which, "result": result},
+            )
+            for model, which in self._references
+            for result in ("passed", "failed", "restarts", "unsound")
+        ]
+
+
+def _references(settings: Settings) -> list[tuple[str, str]]:
+    found = []
+    for name, model in settings.models.items():
+        found += [(name, "first")] if model.reference is not None else []
+        found += [(name, "second")] if model.second_reference is not None else []
+    return found
 
 
 def _queues(redis: Redis, settings: Settings) -> Iterator[_Queue]:
@@ -248,71 +258,3 @@ def _seconds(text: bytes | None) -> float | None:
         return None if text is None else utcparse(text.decode()).timestamp()
     except (ValueError, UnicodeDecodeError):
         return None
-
-
-About = tuple[str, Kind, str, str]
-
-JOBS: About = (
-    "countersign.queue.jobs",
-    "gauge",
-    "{job}",
-    "Jobs of a queue: waiting, running, to be tried later, or dead letters",
-)
-OLDEST: About = ("countersign.queue.oldest", "gauge", "s", "Age of the oldest job that waits in a queue")
-WORKERS: About = ("countersign.queue.workers", "gauge", "{process}", "Workers that take jobs of a queue")
-UNDELIVERED: About = ("countersign.webhook.outbox", "gauge", "{event}", "Events that no delivery was queued for yet")
-UNDELIVERED_OLDEST: About = ("countersign.webhook.outbox.oldest", "gauge", "s", "Age of the oldest of them")
-UNDECIDED: About = (
-    "countersign.undecided",
-    "gauge",
-    "{generation}",
-    "Generations without a verdict, those being served among them",
-)
-VERDICTS: About = ("countersign.verdicts", "counter", "{generation}", "Verdicts")
-AUDITED: About = ("countersign.audited", "counter", "{generation}", "Verdicts on audited generations")
-REASONS: About = (
-    "countersign.verdict.reasons",
-    "counter",
-    "{generation}",
-    "Verdicts that gave a reason, by its code; one may give several",
-)
-CHECKS: About = ("countersign.checks", "counter", "{generation}", "What checks said, of all choices the worst, and why")
-LAG: About = ("countersign.backlog.oldest", "gauge", "s", "Age of the oldest recorded generation without a verdict")
-UNITS: About = ("countersign.standing.units.waiting", "gauge", "{unit}", "Units of evidence that no standing holds yet")
-DROPPED: About = ("countersign.standing.units.dropped", "counter", "{unit}", "Units of evidence that were lost")
-UNREPEATED: About = (
-    "countersign.standing.units.unrepeated",
-    "counter",
-    "{unit}",
-    "Accusing units whose replay the second reference could not repeat",
-)
-KNOWN_ANSWERS: About = (
-    "countersign.canaries",
-    "counter",
-    "{event}",
-    "Replays with known answers that passed or failed, restarts that followed, answers left undecided for them",
-)
-STANDING: dict[About, str] = {
-    (
-        "countersign.backend.evidence_log10",
-        "gauge",
-        "1",
-        "Logarithm (base 10) of the evidence against a backend: its e-value",
-    ): "evidence_log10",
-    (
-        "countersign.backend.evidence_needed_log10",
-        "gauge",
-        "1",
-        "What that has to reach for an accusation",
-    ): "needed_log10",
-    (
-        "countersign.backend.suspicion_log10",
-        "gauge",
-        "1",
-        "Logarithm (base 10) of what makes a backend suspect, of recent answers alone",
-    ): "suspicion_log10",
-    ("countersign.backend.life", "gauge", "1", "Which life of the backend this is; a pardon begins another"): "life",
-    ("countersign.backend.tokens.served", "counter", "{token}", "Output tokens of its answers in this life"): "served",
-    ("countersign.backend.tokens.decided", "counter", "{token}", "Those of them that verdicts decided"): "decided",
-}
-"""Metrics of a backend's standing, by where `policies.standing.brief` has their values."""

@@ -67,6 +67,7 @@ _deliveries = METERS.counter(
     "Tries to deliver an event: `delivered`, the class of another status, or what kept it from being sent",
     ["outcome"],
 )
+_deliveries.add(0, {"outcome": "delivered"})
 _delivery = METERS.histogram(
     "countersign.webhook.duration", "s", "Time a receiver took to answer", bounds=(*FAST, 10.0, 15.0)
 )
@@ -124,6 +125,9 @@ class Reference:
         self._stage = "replay2" if second else "replay"
         self._noted = time.monotonic()
         self._flying = False
+        for counter in (_tokens, _busy):
+            counter.add(0, self._labels)
+        _replays.add(0, self._labels | {"outcome": "done"})
         self.holds(0, 0)
 
     def holds(self, jobs: int, tokens: int) -> None:

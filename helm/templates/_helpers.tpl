@@ -108,6 +108,15 @@ env:
         name: {{ .root.Values.redis.existingSecret }}
         key: {{ .root.Values.redis.existingSecretKey }}
   {{- end }}
+  {{- with .root.Values.monitoring.credentials }}
+  {{- if .existingSecret }}
+  - name: COUNTERSIGN_METRICS__TOKEN
+    valueFrom:
+      secretKeyRef:
+        name: {{ .existingSecret }}
+        key: {{ .existingSecretKey }}
+  {{- end }}
+  {{- end }}
   {{- with .part.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -175,6 +184,19 @@ topologySpreadConstraints:
 {{- $seconds := int .Values.proxy.drainSeconds -}}
 {{- $preStop := min 15 $seconds -}}
 {{- dict "preStop" $preStop "grace" (add $preStop $seconds 15) | toJson -}}
+{{- end -}}
+
+{{/* How a scrape says that it may see everything, for an endpoint of a monitor; empty without a Secret. */}}
+{{- define "countersign.credentials" -}}
+{{- with .Values.monitoring.credentials -}}
+{{- if .existingSecret -}}
+authorization:
+  type: Bearer
+  credentials:
+    name: {{ .existingSecret }}
+    key: {{ .existingSecretKey }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Selector of this release's series in PromQL, without braces. */}}

@@ -153,6 +153,11 @@ spec:
           imagePullPolicy: {{ $image.pullPolicy }}
           command: {{ concat (list "countersign" "worker") .only (default list .more) | toJson }}
           {{- include "countersign.env" (dict "root" .root "part" $part) | nindent 10 }}
+          {{- if .root.Values.monitoring.podMonitor.enabled }}
+          ports:
+            - name: metrics
+              containerPort: {{ .root.Values.monitoring.podMonitor.port }}
+          {{- end }}
           startupProbe:
             exec:
               command: {{ concat (list "python3" "-m" "verifier_pool.ready") .only | toJson }}

@@ -1,9 +1,8 @@
-"""What the chart says of a running stack, held against one: the metrics it names, and the pod of `helm test`."""
+"""The pod of `helm test`, against a running stack."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,21 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
-import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.demo.processes import Children
 from policies.settings import hash_key
-from tests.helm import dashboard
-from tests.helm.queries import missing
-from tests.helm.rendered import VARIANTS, Release, Values, container
+from tests.helm.rendered import Release, Values, container
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
 
 APP, ADMIN = ({"authorization": f"Bearer {name}"} for name in ("app-key", "admin-key"))
 INLINE = APP | {"x-countersign-mode": "inline"}
@@ -116,48 +110,3 @@ def test_nobody_there_is_said_in_time(chart: helm.Chart) -> None:
     done = run(chart, "http://127.0.0.1:9", "app-key", waitSeconds=10)
     assert done.returncode == 1
     assert "/readyz" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def exposed(stack: Stack) -> dict[str, set[str]]:
-    """Labels by metric of the running proxy, as an admin's scrape sees them, once everything happened that counts."""
-    with httpx.Client(base_url=stack.url, timeout=PATIENCE) as http:
-        answers = [
-            http.post("/v1/chat/completions", json=CHAT, headers=headers) for headers in (APP, ADMIN, INLINE, {})
-        ]
-        assert [answer.status_code for answer in answers] == [200, 200, 200, 401]
-        stack.backend.queue.append([wire.whole(b"{}", 400)])
-        assert http.post("/v1/chat/completions", json=CHAT, headers=APP).status_code == 400
-        page = http.get("/metrics", headers=ADMIN).text
-    found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
-
-
-def test_the_dashboard_asks_for_what_is_exposed(exposed: dict[str, set[str]]) -> None:
-    targets = [target for panel in dashboard.build()["panels"] for target in panel.get("targets", ())]
-    assert len(targets) > 15
-    for target in targets:
-        assert missing(target["expr"], exposed) == [], target["expr"]
-        used = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-        assert all(label in target["expr"] for label in used), target
-
-
-def test_alerts_and_scalers_ask_for_what_is_exposed(chart: helm.Chart, exposed: dict[str, set[str]]) -> None:
-    release = Release(chart, VARIANTS["scaled"])
-    (group,) = release.of("PrometheusRule")["spec"]["groups"]
-    queries = [rule["expr"] for rule in group["rules"]]
-    scalers = [item for item in release.objects if item["kind"] == "ScaledObject"]
-    queries += [scaler["spec"]["triggers"][0]["metadata"]["query"] for scaler in scalers]
-    (metric,) = release.of("HorizontalPodAutoscaler")["spec"]["metrics"]
-    queries.append(metric["pods"]["metric"]["name"])
-    for query in queries:
-        assert missing(query, exposed) == [], query
-
-
-def test_a_name_that_is_not_exposed_is_found() -> None:
-    exposed = {"a_total": {"backend"}}
-    assert missing("sum by (model) (rate(a_total[5m])) / b", exposed) == ["a_total{model}", "b"]
-    assert missing('sum by (pod) (a_total{backend="x"})', exposed) == []
