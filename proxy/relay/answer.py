@@ -135,7 +135,7 @@ class Answer:
     def blame(self, status: int) -> None:
         """A refusal is settled by its status alone, so that no client can make it the backend's by leaving early."""
         if 400 <= status < 500:
-            self.record.unchecked(NO_ANSWER if status in _NO_FAULT_OF_THE_REQUEST else CLIENT_ERROR)
+            self.record.refusal = NO_ANSWER if status in _NO_FAULT_OF_THE_REQUEST else CLIENT_ERROR
 
     def their_headers(self, response: UpstreamResponse) -> list[tuple[bytes, bytes]]:
         """Those of the backend that the client may see."""

@@ -19,7 +19,8 @@ class Record:
     """The record of one response, from its intent to its evidence.
 
     `tap` is set once a backend answers; `received` counts the bytes it was fed, which bounds what it holds.
-    `secret` is the key of the backend that is asked.
+    `secret` is the key of the backend that is asked. `refusal` is why there is nothing to check, where the backend
+    refused the request; that holds too where the client leaves before it has all of it.
     """
 
     def __init__(self, services: Services, generation: Generation, clock: Clock) -> None:
@@ -27,6 +28,7 @@ class Record:
         self.opened = False
         self.received = 0
         self.secret = NONE
+        self.refusal: str | None = None
         self._services = services
         self._clock = clock
         self._backend: BackendSettings | None = None
@@ -69,7 +71,9 @@ class Record:
         """The client is gone: what it got is recorded as incomplete."""
         if self._settled:
             return
-        if self._tap is None:
+        if self.refusal is not None:
+            self.unchecked(self.refusal)
+        elif self._tap is None:
             self.unchecked(fault)
         else:
             self._tap.close(fault)
@@ -80,8 +84,8 @@ class Record:
         tap = self._tap
         if self._settled or tap is None:
             return
-        if not self.generation.verifiable:
-            self.unchecked(ENDPOINT)
+        if self.refusal is not None or not self.generation.verifiable:
+            self.unchecked(self.refusal or ENDPOINT)
             return
         self._settled = True
         meta = self._meta()

@@ -6,6 +6,7 @@ import orjson
 
 from policies.errors import UpstreamFailed, VerificationFailed
 from policies.verification import public
+from proxy.generation import NO_ANSWER
 from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.answer import Answer, Headers
@@ -39,11 +40,14 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
 async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """A backend's error. Raises what `Reply.relay` does."""
     body, failure = await answer.gather(response, tap, answer.services.settings.bounds.error_bytes)
-    if failure is None:
-        answer.record.show(body)
-    answer.record.evidence()
     if failure is not None:
+        if answer.record.refusal is not None:
+            # What the client does not get, over a bound or broken off, refuses nothing.
+            answer.record.refusal = NO_ANSWER
+        answer.record.evidence()
         raise failure
+    answer.record.show(body)
+    answer.record.evidence()
     answer.over()
     await deliver(answer, response.status, answer.their_headers(response), body)
 

@@ -12,7 +12,7 @@ from policies.unit import Unit
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.queue import units_key
 
 
@@ -49,11 +49,12 @@ def test_client_errors_keep_status_body_and_retry_after(rig: Rig, status: int, r
     ],
     ids=["torn", "compressed", "long"],
 )
-def test_a_refusal_that_cannot_be_passed_on_is_one_all_the_same(rig: Rig, rest: list[Step]) -> None:
+def test_a_refusal_that_the_client_does_not_get_is_none(rig: Rig, rest: list[Step]) -> None:
     rig.backend.script = rest
     response = rig.chat()
     assert response.status_code == 502
-    assert rig.verdict(response.headers["x-countersign-id"])["reasons"] == ["client_error"]
+    assert rig.verdict(response.headers["x-countersign-id"])["reasons"] == ["no_answer"]
+    assert (_last_unit(rig).undecided, _last_unit(rig).blame) == ("no_answer", "backend")
 
 
 def test_a_client_that_leaves_a_refusal_blames_nobody(rig: Rig) -> None:
@@ -62,6 +63,7 @@ def test_a_client_that_leaves_a_refusal_blames_nobody(rig: Rig) -> None:
     with pytest.raises(httpx.ReadTimeout):
         rig.http.post("/v1/chat/completions", json=CHAT, timeout=1.0)
     assert rig.backend.last.peer_closed.wait(PATIENCE)
+    wait_until(lambda: rig.redis.llen(units_key("b1")))
     assert (_last_unit(rig).undecided, _last_unit(rig).blame) == ("client_error", "request")
     assert rig.redis.llen(units_key("b1")) == 1
     assert _last_unit(rig).id not in rig.open_ids()
