@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from httpx._transports import default
 from hypothesis import settings
 
 from benchmarks.demo import models, servers
 from benchmarks.demo.processes import Children, answers, free_ports
+from tests.support.standstill import Again
 from tests.support.valkey import Valkey
 
 # How long an example takes says more about what else the machine does than about the example.
-settings.register_profile("countersign", deadline=None)
-settings.load_profile("countersign")
+settings.register_profile("countersign", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("TEST_EXAMPLES", "countersign"))
+
+# Reading the certificates that nobody here shows takes longer than most tests of the proxy.
+default.create_ssl_context = cache(default.create_ssl_context)  # type: ignore[attr-defined]
 
 SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What fails while the machine stands still is run again."""
+    config.pluginmanager.register(Again(), "countersign-again")
 
 
 @pytest.fixture(scope="session")

@@ -16,14 +16,15 @@ from proxy.drain import Drain
 from proxy.serve import uvicorn_config
 from proxy.services import Services
 from tests.support.waiting import PATIENCE
+from verifier_pool.settings_file import SettingsFile
 
 
 class RunningProxy:
-    """A context manager; `settings` without host and port, a free port is taken."""
+    """A context manager; `settings` without host and port, a free port is taken. It follows its `file`, if any."""
 
-    def __init__(self, settings: Settings, redis_url: str) -> None:
+    def __init__(self, settings: Settings, redis_url: str, file: SettingsFile | None = None) -> None:
         self.drain = Drain()
-        self.app = create_app(settings, redis_url, self.drain)
+        self.app = create_app(settings, redis_url, self.drain, file=file)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -34,6 +35,12 @@ class RunningProxy:
     def url(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """The admin API's."""
+        host, port = self.app.state.admin
+        return f"http://{host}:{port}"
 
     @property
     def services(self) -> Services:
