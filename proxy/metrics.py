@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from policies.evidence import Evidence
 from policies.settings import Settings
 from proxy.backends.group import Group
 from proxy.generation import Generation
@@ -58,6 +59,7 @@ class Metrics:
         self._public, self._private = Meters(), Meters()
         self._fleet: Fleet | None = None
         self._sender: Sender | None = None
+        self._outage: Outage | None = None
         public, private = self._public, self._private
         by_backend = ("model", "backend")
         self.requests = public.counter("countersign.requests", "{request}", "Relayed requests", (*by_backend, "status"))
@@ -132,7 +134,7 @@ class Metrics:
         self._per_token = meters.histogram(
             "gen_ai.server.time_per_output_token",
             "s",
-            "Time per token of a stream after the first, as the client gets it",
+            "Time per token of a stream after the first; of several choices, the longest's",
             _GENAI,
             bounds=_PER_TOKEN,
         )
@@ -161,37 +163,43 @@ class Metrics:
 
         Args:
             status: what its client got.
-            used: tokens of the prompt and of the answer, as far as they are known; None where there was none.
+            used: tokens of the prompt and of the answer, as far as they are known; None where there was none, and where
+                `counted` will say it.
         """
-        backend = generation.backend or "none"
-        self.requests.add(1, {"model": generation.model, "backend": backend, "status": status})
+        self.requests.add(1, {"model": generation.model, "backend": generation.backend or "none", "status": status})
         endpoint = {"endpoint": generation.endpoint}
         self._overhead.record(clock.overhead, endpoint)
         error = str(status) if status >= 400 else ""
-        genai = {
-            "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": generation.model,
-            "backend": backend,
-            "error.type": error,
-        }
-        elapsed = clock.elapsed
-        self._duration.record(elapsed, genai)
+        genai = _genai(generation) | {"error.type": error}
+        self._duration.record(clock.elapsed, genai)
         if clock.total is not None:
             self._operation.record(clock.total, genai)
         if clock.first_token is not None:
             self._first_chunk.record(clock.first_token, genai)
         if used is not None:
-            for kind, tokens in zip(("input", "output"), used, strict=True):
-                if tokens is not None:
-                    self._tokens.record(tokens, genai | {"gen_ai.token.type": kind})
-        if clock.shown is None or error:
+            self._use(genai, *used)
+        if clock.shown is not None and not error:
+            self._first_overhead.record(clock.shown_overhead, endpoint)
+            self._first_token.record(clock.shown, genai)
+
+    def counted(self, generation: Generation, choices: Sequence[Evidence]) -> None:
+        """What an answer took, once its evidence is read, which is nothing for the event loop."""
+        genai, first = _genai(generation), choices[0]
+        answer = sum(len(choice.output_ids) for choice in choices)
+        if (usage := first.usage) is not None:
+            self._use(genai, usage.counted_prompt_tokens or usage.prompt_tokens, answer or usage.completion_tokens)
+        else:
+            self._use(genai, len(first.prompt_ids) or None, answer or None)
+        if not generation.stream or first.first_token_seconds is None or first.total_seconds is None:
             return
-        self._first_overhead.record(clock.shown_overhead, endpoint)
-        self._first_token.record(clock.shown, genai)
-        answer = used[1] if used is not None else None
-        if generation.stream and answer is not None and answer > 1:
-            self._per_token.record((elapsed - clock.shown) / (answer - 1), genai)
+        longest = max(len(choice.output_ids) for choice in choices)
+        if first.complete and longest > 1:
+            self._per_token.record((first.total_seconds - first.first_token_seconds) / (longest - 1), genai)
+
+    def _use(self, genai: Mapping[str, str], prompt: int | None, answer: int | None) -> None:
+        for kind, tokens in (("input", prompt), ("output", answer)):
+            if tokens is not None and tokens >= 0:
+                self._tokens.record(tokens, {**genai, "gen_ai.token.type": kind})
 
     def passed_over(self, generation: Generation, reason: str) -> None:
         """The backend of this generation failed it, and another one is asked."""
@@ -217,6 +225,7 @@ class Metrics:
 
     def watch_store(self, outage: Outage) -> None:
         """Show whether Redis answers."""
+        self._outage = outage
         self._public.observe(
             "countersign.store.up", "1", "Whether Redis answers", (), lambda: [(int(not outage.down), {})]
         )
@@ -241,7 +250,8 @@ class Metrics:
         public = self._public.read()
         if not private:
             return public
-        return [*public, *self._private.read(), *(self._fleet.read() if self._fleet is not None else ())]
+        answers = self._fleet is not None and not (self._outage is not None and self._outage.down)
+        return [*public, *self._private.read(), *(self._fleet.read() if self._fleet and answers else ())]
 
     def page(self, *, private: bool = False) -> bytes:
         """The Prometheus text page of `read`."""
@@ -253,3 +263,12 @@ class Metrics:
             self._sender.close()
         if self._fleet is not None:
             self._fleet.close()
+
+
+def _genai(generation: Generation) -> dict[str, str]:
+    return {
+        "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": generation.model,
+        "backend": generation.backend or "none",
+    }

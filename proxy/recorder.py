@@ -222,6 +222,7 @@ class Recorder:
         if not choices:
             self._decide(generation, NO_ANSWER)
             return None
+        self._metrics.counted(generation, choices)
         found = _Packed(item, codec.pack(choices), choices)
         already = [len(each.data) for each in before if each.backend == found.backend]
         if self._backlog.admits(generation.backend, len(found.data), already):

@@ -67,6 +67,11 @@ STANDING: dict[About, str] = {
     ): "suspicion_log10",
     ("countersign.backend.life", "gauge", "1", "Which life of the backend this is; a pardon begins another"): "life",
     ("countersign.backend.tokens.served", "counter", "{token}", "Output tokens of its answers in this life"): "served",
-    ("countersign.backend.tokens.decided", "counter", "{token}", "Output tokens in this life that verdicts decided"): "decided",
+    (
+        "countersign.backend.tokens.decided",
+        "counter",
+        "{token}",
+        "Output tokens in this life that verdicts decided",
+    ): "decided",
 }
 """Metrics of a backend's standing, by where `policies.standing.brief` has their values."""

@@ -162,7 +162,9 @@ class Exchange:
     def _account(self) -> None:
         generation, clock = self._attempt.generation, self._clock
         status = self.down.status if self.down.delivered else self._cut_status()
-        self._services.metrics.served(generation, clock, status, self.used())
+        # Of what is recorded the recorder counts the tokens, off the event loop.
+        used = None if generation.verifiable and generation.recorded else self.used()
+        self._services.metrics.served(generation, clock, status, used)
         logger.info(
             "served",
             extra={
