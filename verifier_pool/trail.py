@@ -75,9 +75,9 @@ def entry(
     return json.dumps(said | ({"why": _line(why)} if why else {}))
 
 
-def append(redis: Redis, most: int, said: str) -> str:
-    """Write an entry; returns its id."""
-    return cast("bytes", redis.xadd(TRAIL, {"entry": said}, maxlen=most, approximate=False)).decode()
+def append(redis: Redis, most: int, said: str) -> None:
+    """Write an entry, of which the last `most` are kept; `redis` may be a pipeline."""
+    redis.xadd(TRAIL, {"entry": said}, maxlen=most, approximate=False)
 
 
 def read(

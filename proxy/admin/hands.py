@@ -38,7 +38,7 @@ class Hands:
         call = functools.partial(contextvars.copy_context().run, work, *arguments, **named)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except RedisError as error:
+        except (RedisError, OSError) as error:
             raise StoreUnavailable("redis does not answer") from error
         except SettingsError as error:
             raise InvalidRequest(str(error), param=error.key) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -40,7 +40,16 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     expires: float | None = None
 
 
+class _Limited(msgspec.Struct, forbid_unknown_fields=True):
+    """Other limits for a key."""
+
+    limits: dict[str, Any] | None
+
+
+T = TypeVar("T")
 _wanted = msgspec.json.Decoder(_Wanted)
+_limited = msgspec.json.Decoder(_Limited)
+_LIMITS_ALONE = '{"limits": {…} or null}'
 
 
 @router.get("")
@@ -53,13 +62,10 @@ async def listed(services: TheServices, admin: Admin) -> dict[str, Any]:
 @router.post("", status_code=201)
 async def create(request: Request, services: TheServices, admin: Admin) -> dict[str, Any]:
     """Make a key. Its text is in this answer and in no other."""
-    wanted = await _read(request)
+    wanted = await _read(request, _wanted, _FIELDS)
     if wanted.expires is not None and not time.time() < wanted.expires < 1e11:
         raise InvalidRequest("`expires` is a Unix second in the future", param="expires")
-    try:
-        limits = None if wanted.limits is None else LimitSettings.model_validate(wanted.limits)
-    except ValidationError as error:
-        raise InvalidRequest(_first(error), param="limits") from error
+    limits = _limits(wanted.limits)
     try:
         text, key = keys.issue(
             wanted.name,
@@ -85,6 +91,20 @@ async def one(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
     limits = key.limits if key.limits is not None else services.settings.limits
     said = await services.store.call(services.store.script(SHOW), counted_keys(id_of(key.sha256)), [limits.every])
     return {**_shown(key), "applies": limits.model_dump(exclude_none=True), "use": _use(Use(*map(int, said)))}
+
+
+@router.patch("/{name}")
+async def limit(request: Request, name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
+    """Give a key other limits, all of them; null is those of the settings, {} is none."""
+    limits = _limits((await _read(request, _limited, _LIMITS_ALONE)).limits)
+    key = await _known(services, name)
+    if not isinstance(key, StoredKey):
+        raise Conflict("this key is in the settings, and can only be changed there")
+    before = await services.store.key(name)
+    changed = key.model_copy(update={"limits": limits})
+    if before is None or not await _change(services, admin, "key.limit", key, before, changed):
+        raise Conflict("the key was changed just now; nothing was done, try again")
+    return _shown(changed)
 
 
 @router.delete("/{name}")
@@ -129,17 +149,24 @@ async def _change(
     return done
 
 
-async def _read(request: Request) -> _Wanted:
+def _limits(given: dict[str, Any] | None) -> LimitSettings | None:
+    try:
+        return None if given is None else LimitSettings.model_validate(given)
+    except ValidationError as error:
+        raise InvalidRequest(_first(error), param="limits") from error
+
+
+async def _read(request: Request, shape: msgspec.json.Decoder[T], fields: str) -> T:
     """The body. It has to call itself JSON, which a web page from elsewhere cannot (see `proxy.api.backends`)."""
     headers = header_map(request.scope["headers"])
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
         raise InvalidRequest("the content-type is application/json")
     try:
-        return _wanted.decode(await read_body(request.receive, headers, _MOST_BYTES))
+        return shape.decode(await read_body(request.receive, headers, _MOST_BYTES))
     except ClientLeft as error:
         raise InvalidRequest("the request body did not arrive") from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is {_FIELDS}") from error
+        raise InvalidRequest(f"the body is {fields}") from error
 
 
 def _first(error: ValidationError) -> str:

@@ -1,0 +1,110 @@
+"""What is laid over the backends of a settings file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.overlay import DECLARED, HIDDEN, Overlay, merged, patched, shown
+from policies.settings import BackendSettings, Settings
+from policies.unit import declaration_of
+
+NAMES = ("a", "b", "c")
+FIELDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "url": st.sampled_from(["http://x", "https://y:1", "ftp://z", "http://"]),
+        "model": st.sampled_from(["m", "n", "gone"]),
+        "max_concurrency": st.integers(-1, 3),
+        "drained": st.booleans(),
+        "alpha": st.sampled_from([None, 0.01, 7]),
+        "precision": st.sampled_from(["", "fp8"]),
+        "api_key": st.sampled_from([None, "sk-a", "two words"]),
+        "odd": st.just(1),
+    },
+)
+OVERLAYS = st.dictionaries(
+    st.sampled_from(NAMES), st.builds(Overlay, fields=FIELDS, added=st.booleans(), removed=st.booleans())
+)
+
+
+def file(*names: str) -> Settings:
+    backends = [{"name": name, "url": f"http://{name}", "model": "m", "max_concurrency": 2} for name in names]
+    return Settings.model_validate({"models": {"m": {}, "n": {}}, "backends": backends})
+
+
+def named(settings: Settings, name: str) -> BackendSettings | None:
+    return next((each for each in settings.backends if each.name == name), None)
+
+
+def test_a_patch_says_it_last_and_the_file_the_rest() -> None:
+    held = merged(file("a", "b"), {"a": Overlay(fields={"max_concurrency": 9})})
+    (a, b) = held.settings.backends
+    assert (a.max_concurrency, a.url, b.max_concurrency) == (9, "http://a", 2)
+    assert held.sources == {"a": "both", "b": "settings"}
+
+
+def test_what_is_added_removed_or_has_nothing_below() -> None:
+    laid = {
+        "a": Overlay(removed=True),
+        "b": Overlay(fields={"drained": True}),
+        "c": Overlay(fields={"url": "http://c", "model": "n"}, added=True),
+    }
+    held = merged(file("a"), laid)
+    assert [each.name for each in held.settings.backends] == ["c"]
+    assert held.sources == {"c": "redis"}
+    assert held.left_out == {"b": "the settings no longer name it"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"url": "ftp://x"}, "url"),
+        ({"url": "http://"}, "url"),
+        ({"url": "http://h:99999"}, "url"),
+        ({"max_concurrency": -1}, "max_concurrency"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"api_key": "two words"}, "api_key"),
+        ({"api_key": "line\nbreak"}, "api_key"),
+    ],
+)
+def test_what_cannot_be_is_named_and_leaves_the_file_alone(fields: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key}: "):
+        patched(named(file("a"), "a"), "a", fields)
+    held = merged(file("a"), {"a": Overlay(fields=fields)})
+    assert held.settings == file("a")
+    assert held.left_out["a"].startswith(f"{key}: ")
+
+
+@given(OVERLAYS, st.sets(st.sampled_from(NAMES)))
+def test_whatever_is_laid_over_it_holds_together(overlays: dict[str, Overlay], names: set[str]) -> None:
+    below = file(*sorted(names))
+    held = merged(below, overlays)
+    assert Settings.model_validate(held.settings.model_dump(exclude_unset=True)) == held.settings
+    assert set(held.sources) == {each.name for each in held.settings.backends}
+    assert merged(held.settings, {}).settings == held.settings
+    for name in NAMES:
+        overlay, before, now = overlays.get(name), named(below, name), named(held.settings, name)
+        if overlay is None or (name in held.left_out and not overlay.removed):
+            assert now == before
+        elif overlay.removed:
+            assert now is None
+        else:
+            assert now is not None
+            assert now == patched(before, name, overlay.fields)
+
+
+def test_secrets_are_named_and_not_shown() -> None:
+    backend = patched(None, "a", {"url": "http://user:pass@h/v1", "model": "m", "api_key": "sk-secret"})
+    told = shown(backend.model_dump())
+    assert (told["api_key"], told["url"]) == (HIDDEN, f"http://{HIDDEN}@h/v1")
+    assert shown({"api_key": None, "url": "http://h/@"}) == {"api_key": None, "url": "http://h/@"}
+    assert "secret" not in str(told).replace(HIDDEN, "")
+
+
+def test_the_declaration_is_what_standing_is_kept_by() -> None:
+    backend = patched(None, "a", {"url": "http://h", "model": "m"})
+    assert set(declaration_of(backend)) == set(DECLARED)
