@@ -30,8 +30,8 @@ class BoundsSettings(Section):
             see `proxy.tap.allowed`.
         error_bytes: the body of an error.
         held_bytes: all of those together that one process waits for the end of, and the bodies of requests that it
-            serves; beyond, an answer of more than its even share is given up, and a body whose key has more than its
-            is answered 503.
+            serves. Whoever has more of it than is left is given up where it is an answer, and answered 503 where it is
+            the bodies of a key; so one alone may have half of it.
         answer_tokens: tokens of one response, over all its choices. `prompt_tokens`: of its prompts.
         answer_characters: what one response shows, over all its choices.
         evidence_bytes: evidence of one response before compression; what is too much of it is left out.

@@ -99,12 +99,12 @@ class Share:
         self.__exit__()
 
     def fits(self, size: int) -> bool:
-        """It holds `size` bytes now. False when there is no room and its holder is over an even share."""
+        """It holds `size` bytes now. False when it took more, and its holder has more than is left for all others."""
         holding, more = self._holding, size - self._held
         holding.held += more
         self._holder.held += more
         self._held = size
-        return holding.held <= holding.most or self._holder.held <= holding.most // holding.shares
+        return more <= 0 or self._holder.held <= holding.most - holding.held
 
     def weigh(self, size: int) -> None:
         """As `fits`. Raises UpstreamFailed where it does not."""
@@ -113,7 +113,11 @@ class Share:
 
 
 class Holding:
-    """Bytes of unfinished answers and of requests in the memory of one process, on its event loop."""
+    """Bytes of unfinished answers and of requests in the memory of one process, on its event loop.
+
+    Never more than `most` together: whoever takes more has to leave as much as that is then his. So one alone may have
+    half, and however many have what they could get, the next one gets something, too.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -121,8 +125,7 @@ class Holding:
         self.holders: dict[str, _Holder] = {}
 
     def share(self, name: str | None = None) -> Share:
-        """One answer's, as long as its context lasts; or one request's, which shares an even share with all others of
-        that name."""
+        """One answer's, as long as its context lasts; or one request's, which has one with all others of that name."""
         return Share(self, name)
 
 

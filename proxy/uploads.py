@@ -49,7 +49,7 @@ class Upload:
         """`size` bytes of it are here.
 
         Raises RateLimited where as many bodies of the key are on their way as it may have requests at once;
-        BackendUnavailable when there is no room and the key holds more than an even share.
+        BackendUnavailable where the key would hold more than is then left for others.
         """
         if size <= SMALL:
             return
