@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -181,3 +182,21 @@ async def test_lines_of_requests_are_written_together(lines: io.StringIO) -> Non
     logger.info("four")
     await asyncio.sleep(0.3)
     assert len(said(lines)) == 4
+
+
+def test_vllms_processes_log_alike() -> None:
+    """vLLM applies the file that `configure` names to each of its processes, as `logging.config` does."""
+    program = (
+        "import json, logging, logging.config, os, sys\n"
+        "from verifier_pool.telemetry import log\n"
+        "log.configure()\n"
+        "logging.config.dictConfig(json.load(open(os.environ['VLLM_LOGGING_CONFIG_PATH'])))\n"
+        "logging.getLogger('vllm.v1').info('quiet')\n"
+        "logging.getLogger('vllm.v1').warning('Added %s of %d', 'canary', 3)\n"
+        "raise ValueError('canary')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    first, second = (json.loads(line) for line in done.stderr.splitlines())
+    assert (first["logger"], first["message"]) == ("vllm.v1", "Added … of 3")
+    assert (second["message"], second["error"]) == ("nobody caught an exception", "ValueError")
+    assert done.stdout == ""
