@@ -54,7 +54,7 @@ class Trial:
 
     def replaced(self, text: str) -> str:
         """A block with the addresses of this stack in place of the page's."""
-        return text.replace("http://127.0.0.1:8700", self.url)
+        return text.replace("http://127.0.0.1:8700", self.url).replace("--port 8700", "--port 0")
 
 
 def environ(folder: Path) -> dict[str, str]:
