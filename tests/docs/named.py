@@ -12,12 +12,8 @@ from tests.docs.pages import ROOT
 from tests.helm import schema
 
 ELSEWHERE = {
-    "max_completion_tokens": "a parameter of the OpenAI API",
     "with_raw_response": "of the OpenAI SDK",
-    "with_streaming_response": "of the OpenAI SDK",
-    "model_extra": "of pydantic",
     "finish_reason": "of the OpenAI API",
-    "--max-model-len": "a flag of vLLM",
     "--no-enable-chunked-prefill": "a flag of vLLM",
     "--max-num-batched-tokens": "a flag of vLLM",
     "--kv-cache-dtype": "a flag of vLLM",
@@ -35,7 +31,6 @@ ELSEWHERE = {
     "countersign-replay2-MODEL": "put together by verifier_pool.replays.queue_of",
     "error_type": "error.type of OpenTelemetry, as Prometheus spells it",
     "process_start_time_seconds": "of Prometheus' own client",
-    "BGREWRITEAOF": "a command of Redis",
 }
 """Names that are not ours, or are nowhere written out."""
 _PRODUCT = ("policies", "proxy", "verifier_pool", "benchmarks", "helm")

@@ -18,21 +18,14 @@ from tests.docs.pages import ROOT, Block
 from tests.docs.trial import Trial, is_ready
 
 NOT_RUN: dict[tuple[str, ...], str] = {
-    ("countersign", "demo"): "starts real vLLM servers; tests/e2e runs it",
     ("countersign", "calibrate"): "needs hundreds of answers; tests/benchmarks/test_calibration.py runs it",
-    ("countersign", "noise", "detect"): "needs a real engine; tests/benchmarks/test_noise.py runs it",
-    ("countersign", "bench"): "takes minutes, and some a GPU",
-    ("countersign", "attack"): "needs real vLLM servers; tests/e2e/test_attack.py runs it",
     ("countersign", "lmcv"): "needs real vLLM servers; tests/e2e/test_lmcv.py runs it",
     ("python", "-m", "pytest"): "is what runs this; its paths are looked up",
     ("make",): "installs; its targets are looked up in the Makefile",
-    ("git",): "needs a network",
     ("pip",): "needs a network; its extras are looked up in pyproject.toml",
     ("docker",): "needs a container engine; its targets and files are looked up",
     ("helm",): "needs a cluster; tests/helm renders it; its files are looked up",
     ("kubectl",): "needs a cluster",
-    ("systemctl",): "needs an init system",
-    ("redis-cli",): "needs a server on a port; the trial's own has a socket",
 }
 """Commands that are not run, by how they begin, and why. Everything else is."""
 LONG_RUNNING = {"serve", "worker"}

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.adversary.registry import ATTACKS
 from policies.settings import AuditSettings, VerificationSettings
 from proxy.api.routes import LONGEST_WAIT
-from tests.docs import pages
+from tests.docs import drawn, named, pages, shell
+from tests.docs.test_blocks import SHELL
 from verifier_pool.signature import sign
 
 THREATS = pages.text_of("docs/threat-model.md")
@@ -83,3 +84,27 @@ def test_defaults_are_as_the_pages_say() -> None:
     assert "`verification.evidence_ttl`, an hour" in pages.text_of("docs/security.md")
     assert (audits.full, audits.floor) == (0.25, 0.05)
     assert "which `audit.full` gives to a quarter" in pages.text_of("docs/verdicts.md")
+
+
+def test_commits_that_are_cited_are_those_of_the_results() -> None:
+    cited = re.findall(
+        r"\]\(\.\./(benchmarks/results/\S+?)\),\s+commit ([0-9a-f]{7,})", pages.text_of("docs/capacity.md")
+    )
+    assert len(cited) >= 2
+    for path, commit in cited:
+        folder = (pages.ROOT / path).parent
+        told = [file.read_text() for file in (folder / "metadata.json", pages.ROOT / path) if file.exists()]
+        assert any(commit in text for text in told), path
+
+
+def test_the_tables_of_exceptions_hold_nothing_that_no_page_needs() -> None:
+    commands = [words for block in pages.every_block(*SHELL) for words in shell.commands(block.text)]
+    unused = {head for head in shell.NOT_RUN if not any(tuple(words[: len(head)]) == head for words in commands)}
+    text = "\n".join(map(pages.text_of, pages.names()))
+    unused |= {(name,) for name in named.ELSEWHERE if name not in text}
+    unused |= {(begins,) for begins in drawn.DRAWN if not _drawn(begins)}
+    assert unused == set()
+
+
+def _drawn(begins: str) -> bool:
+    return any(block.text.startswith(begins) for block in pages.every_block("text"))

@@ -12,7 +12,6 @@ from policies.settings import Settings, parse_settings
 from tests.docs.pages import Block
 from tests.helm import schema
 
-
 SECRETS = {"metrics": {"COUNTERSIGN_METRICS__TOKEN": "0" * 40}}
 """Variables that a section needs beside what a file may hold."""
 
