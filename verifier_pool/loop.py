@@ -18,7 +18,6 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 from rq import Queue
-from rq.exceptions import DequeueTimeout
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.results import Result
@@ -245,24 +244,6 @@ class Loop(Upkeep):
         self._release_due()
         if self._on_tick is not None:
             self._on_tick()
-
-    def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
-        while True:
-            try:
-                return OurQueue.dequeue_any(
-                    self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
-                )
-            except DequeueTimeout:
-                return None
-            except RedisError:
-                raise
-            except Exception as error:
-                id = getattr(error, "job_id", None)
-                if id is None:
-                    raise
-                logger.error("job %s cannot be read (%s); dropped", id, type(error).__name__)
-                self.queues[0].intermediate_queue.remove(id)
-                self._on_failed(id, "job_unreadable")
 
     def _pulse(self, ended: threading.Event) -> None:
         next_timer = 0.0

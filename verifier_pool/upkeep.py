@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from redis.exceptions import RedisError, WatchError
-from rq import SimpleWorker
-from rq.job import JobStatus
+from rq import Queue, SimpleWorker
+from rq.exceptions import DequeueTimeout
+from rq.job import Job, JobStatus
 from rq.job_lifecycle import record_job_failure
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp, now, utcformat
 
 from verifier_pool.connection import about_one_key
-from verifier_pool.rq_job import OurJob, place_of
+from verifier_pool.rq_job import OurJob, OurQueue, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,25 @@ class Upkeep(SimpleWorker):
             pipeline.zadd(queue.failed_job_registry.key, {id: current_timestamp() + LETTER_SECONDS})
             pipeline.execute()
         self._on_failed(id, UNREADABLE)
+
+    def _take(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        """The next job; one that cannot be read is dropped. None where none comes in so many seconds, or at once."""
+        while True:
+            try:
+                return OurQueue.dequeue_any(
+                    self.queues, timeout, connection=self.connection, job_class=OurJob, serializer=JSONSerializer
+                )
+            except DequeueTimeout:
+                return None
+            except RedisError:
+                raise
+            except Exception as error:
+                id = getattr(error, "job_id", None)
+                if id is None:
+                    raise
+                logger.error("job %s cannot be read (%s); dropped", id, type(error).__name__)
+                self.queues[0].intermediate_queue.remove(id)
+                self._on_failed(id, UNREADABLE)
 
     def _stay_listed(self) -> None:
         """Alive among the workers; anew where Redis forgot that, or took this one for dead after a long outage."""

@@ -9,54 +9,29 @@ a slow receiver holds up nothing. With `--only` it does one kind, and any number
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from policies.errors import SettingsError
 from policies.reload import FIXED_IN_REFERENCE, FIXED_IN_WORKER
-from policies.settings import ReferenceSettings, Settings
-from verifier_pool import context, dead_letters, jobs, webhooks
+from policies.settings import Settings
+from verifier_pool import context, webhooks
+from verifier_pool.duties import Worked, check_verifying, delivering, references, replaying, verifying
 from verifier_pool.following import Following
-from verifier_pool.loop import Loop
 from verifier_pool.metrics_page import shown
-from verifier_pool.orders import Order, carry_out
 from verifier_pool.parents import stop_with
-from verifier_pool.profile_facts import all_facts
-from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
-from verifier_pool.reference.base import Reference
-from verifier_pool.replay_loop import ReplayLoop
-from verifier_pool.roles import EVERYTHING, Roles, add_arguments, check_model, check_replays, roles_of
+from verifier_pool.roles import EVERYTHING, Roles, add_arguments, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
 from verifier_pool.settings_file import settings_path
-from verifier_pool.stages import Stages
-from verifier_pool.standstill import Standstill
-from verifier_pool.store import Store
-from verifier_pool.sweeper import sweep_in_turn
-from verifier_pool.takeover import take_over
 from verifier_pool.telemetry import log
 from verifier_pool.telemetry.tracing import opened
-from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
 
 COMMAND = (sys.executable, "-m", "countersign", "worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One reference that this process runs."""
-
-    model: str
-    second: bool
-    reference: Reference
-    limits: ReferenceSettings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,7 +56,7 @@ def _started(settings: Settings, arguments: argparse.Namespace, roles: Roles, st
         )
         return 0
     if arguments.processes > 1:
-        _check_verifying(settings)
+        check_verifying(settings)
         stop_on_signals(stop)
         command += ["--only", "verify", *(["--burst"] if arguments.burst else [])]
         patience = settings.verification.job_timeout + 30
@@ -111,12 +86,12 @@ def run(
         StoreUnavailable: with `burst`, Redis does not answer.
     """
     following = following or Following(settings, None, roles.name, _fixed(roles))
-    verifying = _verifying(following, stop) if roles.verify else None
-    with opened(settings.telemetry, roles.name), _references(settings, roles) as served:
+    checks = verifying(following, stop) if roles.verify else None
+    with opened(settings.telemetry, roles.name), references(settings, roles) as served:
         stop_on_signals(stop)
-        following.hear_signals()
-        replaying = [
-            partial(_replaying, settings, stop, each, None if roles.verify or number else following)
+        following.hear_signals(None if child is None else child.hang_up)
+        replays = [
+            partial(replaying, settings, stop, each, None if roles.verify or number else following)
             for number, each in enumerate(served)
         ]
 
@@ -129,9 +104,9 @@ def run(
                 said = "what accuses a backend of model %s is replayed by %s too" if each.second else None
                 logger.info(said or "model %s is replayed by %s", each.model, each.reference.name or "a server")
             if burst:
-                _exhaust([*([verifying] if verifying else []), *replaying], stop)
+                _exhaust([*([checks] if checks else []), *replays], stop)
             else:
-                _work(verifying, replaying, stop, tick)
+                _work(checks, replays, stop, tick)
         finally:
             if child is not None:
                 child.end()
@@ -139,13 +114,7 @@ def run(
             logger.info("stopped")
 
 
-Worked = Callable[..., int]
-"""Serves one queue: called with `burst` and `tick`, it returns how many jobs it did."""
-
-
-def _work(
-    verifying: Worked | None, replaying: Sequence[Worked], stop: threading.Event, tick: Callable[[], None]
-) -> None:
+def _work(checks: Worked | None, replays: Sequence[Worked], stop: threading.Event, tick: Callable[[], None]) -> None:
     """All queues at once until `stop`: replays in threads, verifications here."""
     broken: list[BaseException] = []
 
@@ -159,13 +128,13 @@ def _work(
     # Daemons, so that a second signal ends the process whatever is in flight.
     threads = [
         threading.Thread(target=thread, args=(work,), name=f"replays-{number}", daemon=True)
-        for number, work in enumerate(replaying)
+        for number, work in enumerate(replays)
     ]
     for each in threads:
         each.start()
     try:
-        if verifying is not None:
-            through_outages(partial(verifying, burst=False, tick=tick), stop)
+        if checks is not None:
+            through_outages(partial(checks, burst=False, tick=tick), stop)
         while not stop.wait(1.0):
             tick()
     finally:
@@ -186,135 +155,8 @@ def _exhaust(works: Sequence[Worked], stop: threading.Event) -> None:
     through_outages(work, stop, burst=True)
 
 
-def _check_verifying(settings: Settings) -> None:
-    context.read_profiles(settings)
-    context.read_profiles(settings, second=True)
-    for name, model in settings.models.items():
-        # Without it texts would not be held against ids, and every verdict would say less than it could.
-        if model.tokenizer is not None and spelling_of(model) is None:
-            expected = f"a readable tokenizer.json or its folder, not {model.tokenizer!r}"
-            raise SettingsError(f"models.{name}.tokenizer", expected)
-
-
 def _fixed(roles: Roles) -> tuple[tuple[str, ...], ...]:
     return FIXED_IN_REFERENCE if roles.replay else FIXED_IN_WORKER
-
-
-def _verifying(following: Following, stop: threading.Event) -> Worked:
-    settings = following.settings
-    _check_verifying(settings)
-    held = [context.read_profiles(settings), context.read_profiles(settings, second=True)]
-    following.begin(all_facts(settings, *held))
-    standstill = Standstill()
-
-    def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
-        with _connected(following.settings) as store:
-            take_over(store.redis)
-            secret = settings.audit.secret
-            known = secret.get_secret_value().encode() if secret else store.audit_secret()
-
-            def use(now: Settings) -> None:
-                context.use(context.Context(now, store, held[0], known, held[1]))
-
-            def take(now: Settings) -> dict[str, Any]:
-                _check_verifying(now)
-                held[:] = context.read_profiles(now), context.read_profiles(now, second=True)
-                store.renew(now.verification.verdict_ttl)
-                use(now)
-                return all_facts(now, *held)
-
-            use(following.settings)
-            following.take = take
-            following.look(store.redis)
-
-            def timer() -> None:
-                here = context.current()
-                sweep_in_turn(store, here.settings.verification)
-                here.standings.fold_left()
-
-            def between() -> None:
-                following.look(store.redis)
-                here = context.current()
-                carry_out(store.redis, partial(_ordered, here))
-                here.standings.fold_left(0.2)
-                if tick is not None:
-                    tick()
-
-            loop = Loop(
-                VERIFY_QUEUE,
-                store.redis,
-                stop,
-                on_failed=jobs.give_up,
-                on_tick=between,
-                on_timer=timer,
-                standstill=standstill,
-            )
-            logger.info("ready: taking verifications")
-            done = loop.serve(burst=burst)
-            context.current().standings.fold_left()
-            following.leave(store.redis)
-            return done
-
-    return work
-
-
-def _ordered(here: context.Context, order: Order) -> list[dict[str, Any]]:
-    """Do what an admin asks of the workers."""
-    return dead_letters.act(here.store.redis, here.settings, order.action, order.ids, actor=order.by)
-
-
-def _replaying(
-    settings: Settings,
-    stop: threading.Event,
-    served: Served,
-    follows: Following | None,
-    *,
-    burst: bool,
-    tick: Callable[[], None] | None,
-) -> int:
-    """Replay. A process that does nothing else `follows` its settings here."""
-    with _connected(settings) as store:
-
-        def between() -> None:
-            if follows is not None:
-                follows.look(store.redis)
-            if tick is not None:
-                tick()
-
-        stages = Stages(store.redis, settings.verification)
-        loop = ReplayLoop(
-            served.model, served.reference, stages, stop, limits=served.limits, second=served.second, on_tick=between
-        )
-        logger.info("ready: taking replays of %s", served.model)
-        done = loop.serve(burst=burst)
-        if follows is not None:
-            follows.leave(store.redis)
-        return done
-
-
-@contextlib.contextmanager
-def _references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
-    """The references of these roles, started; closed at the end, or when one does not start."""
-    if not roles.replay:
-        yield []
-        return
-    check_model(settings, roles)
-    with contextlib.ExitStack() as closing:
-        served: list[Served] = []
-        for second in (False, True):
-            if roles.which == ("first" if second else "second"):
-                continue
-            opened = context.open_references(settings, second=second, model=roles.model)
-            for name, reference in opened.items():
-                closing.callback(reference.close)
-                model = settings.models.get(name, context.NO_MODEL)
-                limits = (model.second_reference if second else model.reference) or _NO_LIMITS
-                served.append(Served(name, second, reference, limits))
-        check_replays(roles, served)
-        yield served
-
-
-_NO_LIMITS = ReferenceSettings(kind="vllm_http", url="http://")
 
 
 def run_webhooks(
@@ -326,38 +168,8 @@ def run_webhooks(
     stop_on_signals(stop)
     following.hear_signals()
 
-    def work() -> None:
-        with _connected(following.settings) as store:
-
-            def take(now: Settings) -> dict[str, Any]:
-                webhooks.check_settings(now.webhook)
-                context.use(context.Context(now, store))
-                return {}
-
-            def between() -> None:
-                following.look(store.redis)
-                webhooks.drain_outbox(store, context.current().settings)
-
-            take(following.settings)
-            following.take = take
-            loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=between)
-            logger.info("ready: delivering webhooks")
-            loop.serve(burst=burst)
-            following.leave(store.redis)
-
     with opened(settings.telemetry, "webhooks"):
-        through_outages(work, stop, burst=burst)
-
-
-@contextlib.contextmanager
-def _connected(settings: Settings) -> Iterator[Store]:
-    store = Store(
-        connect(settings),
-        verdict_ttl=settings.verification.verdict_ttl,
-        webhook=settings.webhook is not None,
-    )
-    with contextlib.closing(store.redis):
-        yield store
+        through_outages(delivering(following, stop, burst), stop, burst=burst)
 
 
 def _read(argv: Sequence[str]) -> tuple[argparse.Namespace, Roles]:
