@@ -12,7 +12,7 @@ from typing import Any
 from policies.errors import SettingsError
 from policies.settings import MetricsSettings
 from verifier_pool import exposition
-from verifier_pool.meters import Family, merged
+from verifier_pool.meters import Family, Meters, merged
 from verifier_pool.metrics import METERS
 from verifier_pool.otlp import Sender
 from verifier_pool.processes import watch_process
@@ -32,20 +32,21 @@ def shown(settings: MetricsSettings, sheet: int | None = None) -> Iterator[None]
     Raises:
         SettingsError: the port is not free, or no address of this machine.
     """
+    process = Meters()
+    watch_process(process, "worker", child=sheet is not None)
+
+    def read() -> list[Family]:
+        return merged(METERS.read(), process.read(), SHEETS.read())
+
     with contextlib.ExitStack() as closing:
-        watch_process(METERS, "worker", child=sheet is not None)
         if sheet is not None:
-            closing.callback(Writer(Sheet(sheet), _all).close)
+            closing.callback(Writer(Sheet(sheet), read).close)
         else:
             if settings.port is not None:
-                closing.callback(Page(settings, _all).close)
+                closing.callback(Page(settings, read).close)
             if settings.otlp:
-                closing.callback(Sender(settings, _all, "worker").close)
+                closing.callback(Sender(settings, read, "worker").close)
         yield
-
-
-def _all() -> list[Family]:
-    return merged(METERS.read(), SHEETS.read())
 
 
 class Page:
