@@ -88,10 +88,3 @@ def test_metrics_exist() -> None:
     assert len(names) == 3
     for name in names:
         assert re.search(rf"^{name}{{", page, re.MULTILINE), name
-
-
-def test_the_cores_are_reckoned_right() -> None:
-    without, request, after = 1.8, 1.4, 4.0
-    for share, cores in ((0.25, "0.27"), (1.0, "0.54")):
-        assert f"{100 * ((1 - share) * without + share * (request + after)) / 1000:.2f}" == cores
-        assert cores in PAGE
