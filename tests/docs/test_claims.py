@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from benchmarks.adversary.registry import ATTACKS
-from policies.settings import AuditSettings, VerificationSettings
+from policies.settings import AuditSettings, Settings, VerificationSettings
 from proxy.api.routes import LONGEST_WAIT
 from tests.docs import drawn, named, pages, shell
 from tests.docs.test_blocks import SHELL
@@ -108,3 +108,8 @@ def test_the_tables_of_exceptions_hold_nothing_that_no_page_needs() -> None:
 
 def _drawn(begins: str) -> bool:
     return any(block.text.startswith(begins) for block in pages.every_block("text"))
+
+
+def test_every_section_of_the_settings_is_on_the_page_of_settings() -> None:
+    page = pages.text_of("docs/settings.md")
+    assert [name for name in Settings.model_fields if not re.search(rf"`[^`]*\b{name}\b", page)] == []
