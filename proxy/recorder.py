@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 from redis.client import Pipeline
-from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
 
 from policies import codec, unit
 from policies.errors import StoreUnavailable
@@ -222,7 +222,8 @@ class Recorder:
         if not choices:
             self._decide(generation, NO_ANSWER)
             return None
-        self._metrics.counted(generation, choices)
+        with _aside():
+            self._metrics.counted(generation, choices)
         found = _Packed(item, codec.pack(choices), choices)
         already = [len(each.data) for each in before if each.backend == found.backend]
         if self._backlog.admits(generation.backend, len(found.data), already):
@@ -237,25 +238,25 @@ class Recorder:
                 self._lose(each.item)
             return
         with self._minding([each.item for each in batch]):
-            pipeline = durable.transaction(self._redis, self._settings.durability)
-            pipeline.multi()
-            for each in batch:
-                self._queue(each, pipeline)
             try:
-                pipeline.execute()
-                self._trace(batch, "queued")
-                return
-            except OutOfMemoryError:
-                pass
-            except ResponseError as error:
-                full = isinstance(error, ExecAbortError) and "OOM" in str(error)
-                if not full and (len(batch) == 1 or not connection.about_one_key(error)):
+                self._store(batch)
+            except Exception as error:
+                if not _full(error) and (len(batch) == 1 or _outage(error)):
                     raise
-            if len(batch) == 1:
-                self._shed(batch[0])
+                if len(batch) == 1:
+                    self._shed(batch[0])
+                    return
+                for each in batch:
+                    self._write([each])
                 return
-            for each in batch:
-                self._write([each])
+            self._trace(batch, "queued")
+
+    def _store(self, batch: Sequence[_Packed]) -> None:
+        pipeline = durable.transaction(self._redis, self._settings.durability)
+        pipeline.multi()
+        for each in batch:
+            self._queue(each, pipeline)
+        pipeline.execute()
 
     def _queue(self, packed: _Packed, pipeline: Pipeline) -> None:
         generation, rules, size = packed.item.generation, self._settings.verification, len(packed.data)
@@ -285,7 +286,8 @@ class Recorder:
                 names.CHOICES: len(each.choices),
                 names.OUTCOME: outcome,
             }
-            self._tracing.past(names.RECORD, generation.trace, each.item.since, None, told)
+            with _aside():
+                self._tracing.past(names.RECORD, generation.trace, each.item.since, None, told)
 
     def _shed(self, packed: _Packed) -> None:
         self._trace([packed], BACKLOG)
@@ -294,7 +296,8 @@ class Recorder:
         self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
 
     def _count(self, generation: Generation, reason: str) -> None:
-        self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})
+        with _aside():
+            self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})
 
     def _decide(self, generation: Generation, reason: str, tokens: int = 0) -> None:
         """Write `unverified` unless somebody decided already; it counts against the coverage of the backend."""
@@ -347,6 +350,20 @@ class Recorder:
             if _outage(error):
                 raise
             logger.exception("a generation has no record", extra={"id": item.generation.id})
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """What only tells of a response costs it no verdict when it fails."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a response could not be told of")
+
+
+def _full(error: BaseException) -> bool:
+    """Whether Redis has no memory for a write."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, ExecAbortError) and "OOM" in str(error))
 
 
 def _outage(error: BaseException) -> bool:
