@@ -58,10 +58,16 @@ class Following:
         self._forced = False
         self._look_at = self._file_at = self._said_at = 0.0
 
-    def hear_signals(self) -> None:
-        """Read the file at SIGHUP. Only in a process's main thread."""
+    def hear_signals(self, then: Callable[[], None] | None = None) -> None:
+        """Read the file at SIGHUP, and do that as well. Only in a process's main thread."""
+
+        def woken(*_: object) -> None:
+            self.wake()
+            if then is not None:
+                then()
+
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGHUP, lambda *_: self.wake())
+            signal.signal(signal.SIGHUP, woken)
 
     def wake(self) -> None:
         """Read the file at the next look, changed or not."""

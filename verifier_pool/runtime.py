@@ -120,6 +120,11 @@ class Child:
         command = [*self._command, "--sheet", str(self._sheet.fd)]
         self._process = subprocess.Popen(command, pass_fds=[self._sheet.fd])
 
+    def hang_up(self) -> None:
+        """Have it read its settings anew."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGHUP)
+
     def ask_to_end(self) -> None:
         """Ask it to finish."""
         if self._process is not None and self._process.poll() is None:
@@ -142,12 +147,18 @@ def supervise(
 ) -> int:
     """Keep `count` processes of one command running until `stop`; returns the exit code for all of them.
 
-    One that refuses its settings (exit code 3) ends all. With `burst` they end by themselves.
+    One that refuses its settings (exit code 3) ends all. With `burst` they end by themselves. SIGHUP is theirs, too.
 
     Args:
         patience: seconds that each has for finishing the job at hand.
     """
     children = [Child(command, "worker process") for _ in range(count)]
+
+    def hang_up(*_: object) -> None:
+        for child in children:
+            child.hang_up()
+
+    signal.signal(signal.SIGHUP, hang_up)
     try:
         for child in children:
             child.keep()
