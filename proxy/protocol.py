@@ -15,11 +15,13 @@ from policies.errors import (
     HeadersTooLarge,
     InvalidRequest,
     RequestTimeout,
+    RequestTooLarge,
     UnsupportedMedia,
     UnsupportedTransfer,
     UriTooLong,
 )
 from policies.settings import BoundsSettings
+from proxy import http10
 from proxy.drain import BREAK_OFF
 from proxy.relay.asgi import LINGER_SECONDS, refuse_body
 from proxy.tap.rawjson import write
@@ -31,6 +33,8 @@ _BODIED = (b"content-length", b"transfer-encoding")
 _VERSIONS = ("1.0", "1.1")
 _MOST_PIPELINED = 64
 """Requests of one connection that wait for the one before them."""
+_LARGE_PIPELINED = 64 * 1024
+"""Bytes of a body that may wait. More would have to stay unread, and behind it nobody sees that the client leaves."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -74,7 +78,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def break_off(self) -> None:
         """The answer that is on its way ends here. What was sent goes out, and no end of the answer follows."""
         self._tell_that_it_is_over()
-        self.transport.close()
+        if isinstance(self._served, http10.UntilClosed):
+            http10.reset(self.transport)
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -142,6 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._fed = 0
         if len(self.pipeline) > _MOST_PIPELINED:
             self._stop(InvalidRequest("too many requests wait on this connection", code="too_many_requests"))
+        # Uvicorn reads no further while one waits, and would not see that the client leaves.
+        self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
         """The length of a chunk, and whatever was said beside it."""
@@ -150,6 +159,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         self._fed = 0
+        if self.pipeline and len(self.cycle.body) + len(body) > _LARGE_PIPELINED:
+            self._stop(RequestTooLarge("a request waits on this connection; ask for so much once it is answered"))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -171,6 +182,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
+        if cycle.scope["http_version"] == http10.VERSION:
+            cycle.__class__ = http10.UntilClosed
         cycle.scope["extensions"] = {BREAK_OFF: {"now": self.break_off}}
         super()._start_asgi_task(cycle, app)
 
