@@ -215,6 +215,8 @@ def _spelt(char: str) -> str:
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print what can be encoded of the lines; whoever stops reading has seen enough."""
+    if not lines:
+        return
     try:
         print(encodable("\n".join(lines), sys.stdout.encoding), flush=True)
     except BrokenPipeError:
