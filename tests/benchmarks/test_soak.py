@@ -57,7 +57,7 @@ async def test_many_processes_share_the_work_and_leave_nothing_behind(tmp_path: 
         tenants=2,
         kills=0,
         seconds=20.0,
-        settle=30.0,
+        settle=240.0,
         pause=0.2,
     )
     stage, seen = Stage(scene, tmp_path, print), Seen()

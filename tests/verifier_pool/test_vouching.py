@@ -155,7 +155,7 @@ def test_many_share_a_canary_however_fast_they_come(
     with serving(redis, rules, reference):
         began = time.monotonic()
         ids: list[str] = []
-        while time.monotonic() < began + 3:
+        while time.monotonic() < began + 3 or len(ids) <= 20:
             ids.append(rig.submit(redis, rules, [cheating(len(ids))]))
             time.sleep(0.01)
         for id in ids:

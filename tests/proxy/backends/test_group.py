@@ -16,6 +16,7 @@ from proxy.backends.pool import Backends
 from proxy.backends.rendezvous import share
 from proxy.backends.turn import Turn
 from tests.proxy.backends.fleet import QUARANTINED, SUSPECT, Fleet
+from tests.support.pace import pace
 from tests.support.running import settings_for
 
 _BACKENDS = st.lists(
@@ -276,8 +277,8 @@ async def test_a_pick_is_cheap(policy: str) -> None:
     keys = [None] * 300 if policy == "least_outstanding" else [n * 0x9E3779B97F4A7C15 % 2**64 for n in range(300)]
     best = []
     for _ in range(3):
-        began = time.process_time()
+        began = time.thread_time()
         for key in keys:
             fleet.group.pick(key, ())
-        best.append((time.process_time() - began) / len(keys))
-    assert min(best) < 500e-6
+        best.append((time.thread_time() - began) / len(keys))
+    assert min(best) < 500e-6 * pace()

@@ -14,7 +14,7 @@ import pytest
 from tests.proxy.backends.live import BUSY, ERROR, QUICK, Trio, breaker_of, reset, took
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, Step, Until
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
 from tests.support.raw_http import Call
 from tests.support.waiting import wait_until
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("empty")
         ([Close()], "disconnected"),
         ([Close(reset=True)], "disconnected"),
         ([wire.whole(wire.BODY)[:-30], Close()], "broken"),
-        ([5.0], "timeout"),
-        ([wire.whole(wire.BODY)[:60], 5.0], "timeout"),
+        ([PeerCloses()], "timeout"),
+        ([wire.whole(wire.BODY)[:60], PeerCloses()], "timeout"),
     ],
 )
 def test_one_that_fails_is_left_alone_and_comes_back(trio: Trio, script: list[Step], kind: str) -> None:
-    rig, servers = trio(timeouts={"first_byte": 0.15})
+    rig, servers = trio(timeouts={"first_byte": 0.5})
     servers[0].script = script
     statuses = [rig.chat().status_code for _ in range(12)]
     # An answer that broke off half-way was asked for elsewhere, too: nothing of it had been sent.

@@ -18,7 +18,7 @@ from proxy.backends.pool import Backends
 from proxy.backends.probes import Probes, _client, probe
 from proxy.metrics import Metrics
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, Received, Step
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
 from tests.support.running import settings_for
 from tests.support.waiting import PATIENCE, SOON
 
@@ -39,7 +39,7 @@ def _backends(*urls: str, **fields: Any) -> Backends:
 async def _probe(backend: Backend, **rules: Any) -> str | None:
     client = _client()
     try:
-        return await probe(client, backend, HealthSettings(**{"timeout": 1.5} | rules))
+        return await probe(client, backend, HealthSettings(**{"timeout": PATIENCE} | rules))
     finally:
         await client.close()
 
@@ -70,15 +70,15 @@ async def test_statuses(server: FakeBackend, status: int, problem: str | None) -
         ([Close()], "unreachable"),
         ([Close(reset=True)], "unreachable"),
         ([b"SMTP ready\r\n\r\n", Close()], "unreachable"),
-        ([5.0], "timeout"),
-        ([b"HTTP/1.1 200 OK\r\n", 5.0], "timeout"),
+        ([PeerCloses()], "timeout"),
+        ([b"HTTP/1.1 200 OK\r\n", PeerCloses()], "timeout"),
         ([b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10_000_000], "unreachable"),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", 5.0], None),
     ],
 )
 async def test_whatever_comes(server: FakeBackend, script: list[Step], problem: str | None) -> None:
     started = time.monotonic()
-    assert await _found(server, *script) == problem
+    assert await _found(server, *script, timeout=1.0 if problem == "timeout" else PATIENCE) == problem
     assert time.monotonic() - started < SOON
 
 
@@ -116,7 +116,7 @@ def _listing(*names: str) -> bytes:
 async def test_the_model_is_listed(server: FakeBackend, models: bytes, problem: str | None) -> None:
     server.script = _pages(models)
     (backend,) = _backends(server.url).all
-    assert await _probe(backend, models=True, timeout=2) == problem
+    assert await _probe(backend, models=True) == problem
     assert await _probe(backend, models=False) is None
 
 
@@ -164,9 +164,13 @@ async def test_probes_come_at_their_interval_and_not_together(server: FakeBacken
     backends = _backends(*[server.url] * 8)
     probes = Probes(HealthSettings(interval=0.2), backends, Metrics())
     probes.start()
-    await asyncio.sleep(1.1)
+    began = time.monotonic()
+    async with asyncio.timeout(PATIENCE):
+        await _until(lambda: len(server.requests) >= 8 * 5)
+    rounds = (time.monotonic() - began) / 0.2
+    assert rounds > 3
     await probes.close()
-    assert 8 * 4 <= len(server.requests) <= 8 * 7
+    assert len(server.requests) <= 8 * (rounds + 2)
     first = sorted(request.at for request in server.requests)[:8]
     assert max(later - sooner for sooner, later in itertools.pairwise(first)) > 0.005
 

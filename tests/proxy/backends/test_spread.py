@@ -52,7 +52,7 @@ def test_a_full_queue_is_refused_at_once_and_a_long_wait_after_its_time(
     make_rig: Callable[..., Rig], backend: FakeBackend
 ) -> None:
     crowded = {"name": "b1", "url": backend.url, "model": "m", "max_concurrency": 1}
-    rig = make_rig(backends=[crowded], routing={"queue": 1, "queue_seconds": 0.4})
+    rig = make_rig(backends=[crowded], routing={"queue": 1, "queue_seconds": 1.5})
     over = threading.Event()
     backend.script = [Until(over), wire.whole(wire.BODY)]
     with ThreadPoolExecutor(3) as pool:
@@ -62,9 +62,9 @@ def test_a_full_queue_is_refused_at_once_and_a_long_wait_after_its_time(
         second = pool.submit(rig.chat)
         wait_until(lambda: rig.proxy.services.backends.groups["m"].waiting)
         assert rig.chat().status_code == 503
-        assert time.monotonic() - started < 0.35
+        assert not second.done()
         refused = second.result()
-        assert 0.35 < time.monotonic() - started < SOON
+        assert 1.4 < time.monotonic() - started < SOON
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["code"] == "backend_unavailable"
         over.set()

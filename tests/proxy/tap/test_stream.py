@@ -28,6 +28,7 @@ from tests.proxy.tap.bodies import (
     stream_tap,
     usage_chunk,
 )
+from tests.support.pace import pace
 
 
 def test_additions_are_hidden() -> None:
@@ -121,9 +122,9 @@ def test_chunks_come_at_once() -> None:
 def test_one_megabyte_in_single_bytes() -> None:
     body = chunk(choice(content="x" * 1_000_000))
     tap = stream_tap()
-    began = time.process_time()
+    began = time.thread_time()
     out = b"".join([tap.feed(body[at : at + 1]) for at in range(len(body))])
-    assert time.process_time() - began < 15
+    assert time.thread_time() - began < 15 * pace()
     assert out == chunk(choice(content="x" * 1_000_000) | HIDDEN)
 
 
