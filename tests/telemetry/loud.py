@@ -32,6 +32,8 @@ def main() -> int:
         configure(*given, **named)
         root = logging.getLogger()
         root.setLevel("DEBUG")
+        (handler,) = root.handlers
+        handler.others = 0  # type: ignore[attr-defined]
         for name in ("rq", "rq.worker", "redis", "httpx", "httpcore", "aiohttp", "urllib3", "uvicorn", "asyncio"):
             logging.getLogger(name).setLevel("DEBUG")
 

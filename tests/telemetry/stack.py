@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.chaos import toy
 from benchmarks.demo.processes import Child, Children, answers, free_ports
 from policies.settings import hash_key
 from tests.support.valkey import Valkey
+from tests.support.waiting import wait_until
 from tests.verifier_pool.receiver import Receiver, listening, status
 
 KEY = "sk-telemetry-client"
@@ -60,9 +60,12 @@ class Stack:
             traces = {span["trace"] for span in spans if span["attributes"].get("countersign.id") == id}
             return [span for span in spans if span["trace"] in traces]
 
-        until(
-            lambda: set(kinds) <= {span["name"] for span in found()}, what=lambda: (kinds, found(), self.logs[-3000:])
-        )
+        def whole() -> bool:
+            there = {span["name"] for span in found()}
+            assert set(kinds) <= there, (kinds, there, self.logs[-3000:])
+            return True
+
+        wait_until(whole)
         return found()
 
     def verification(self, id: str, key: str = KEY) -> dict[str, Any]:
@@ -72,14 +75,6 @@ class Stack:
         said: dict[str, Any] = answer.json()
         assert said.get("status") == "done", (said, self.logs[-3000:])
         return said
-
-
-def until(condition: Callable[[], object], seconds: float = 30, what: Callable[[], object] = lambda: "") -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)
 
 
 @contextmanager

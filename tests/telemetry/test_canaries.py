@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from benchmarks.demo.processes import free_ports
 from policies.settings import hash_key
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Received, Step
+from tests.support.waiting import wait_until
 from tests.telemetry import loud
 from tests.telemetry.canaries import Canaries
-from tests.telemetry.stack import Stack, running, until
+from tests.telemetry.stack import Stack, running
 from tests.verifier_pool.receiver import status
 
 ADMIN = "sk-telemetry-admin"
@@ -261,8 +263,8 @@ def test_no_canary_is_found(stack: tuple[Stack, Backend, int], canaries: Canarie
     for text in (loud.LOST.decode(), loud.CRASH.decode()):
         client.ask("well", messages=[{"role": "user", "content": f"case-well {text} {canaries['prompt']}"}])
     for said in ("Task exception was never retrieved", " raised ValueError", "delivery of "):
-        until(lambda said=said: said in made.logs, what=lambda: made.logs[-4000:])  # type: ignore[misc]
-    until(lambda: len(made.receiver.requests) > 5)
+        wait_until(partial(_was_said, made, said))
+    wait_until(lambda: len(made.receiver.requests) > 5)
     client.http.close()
     pages = _pages(made.url, port)
     _stop(made)
@@ -290,6 +292,10 @@ def _pages(url: str, port: int) -> list[bytes]:
     head = {"authorization": f"Bearer {TOKEN}"}
     pages.append(httpx.get(f"http://127.0.0.1:{port}/metrics", headers=head, trust_env=False).content)
     return pages
+
+
+def _was_said(made: Stack, text: str) -> bool:
+    return text in made.logs
 
 
 def _loggers(made: Stack) -> set[str]:

@@ -24,7 +24,8 @@ from proxy.app import create_app
 from tests.proxy.conftest import Rig, backend, make_rig, second, valkey
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
-from tests.telemetry.stack import Span, until
+from tests.support.waiting import wait_until
+from tests.telemetry.stack import Span
 from verifier_pool.queue import intent_key
 from verifier_pool.telemetry import names
 from verifier_pool.telemetry.tracing import Tracing
@@ -53,7 +54,7 @@ class Traced:
 
     def root(self) -> Span:
         """Of the only request."""
-        until(lambda: any(span["kind"] == "server" for span in self.spans()))
+        wait_until(lambda: any(span["kind"] == "server" for span in self.spans()))
         (root,) = [span for span in self.spans() if span["kind"] == "server"]
         return root
 
@@ -179,7 +180,7 @@ def test_each_backend_that_is_asked_has_a_span(
     assert root["attributes"][names.ERROR] == str(answer.status_code)
     assert "canary" not in str(made.spans())
     # What the proxy decides itself has its verdict's span.
-    until(lambda: any(span["name"] == names.VERDICT for span in made.spans()))
+    wait_until(lambda: any(span["name"] == names.VERDICT for span in made.spans()))
 
 
 def test_a_stream_that_breaks_ends_as_broken(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_a_collector_gets_the_spans(make_rig: Callable[..., Rig], monkeypatch: p
         rig = make_rig(telemetry=told)
         rig.backend.script = [wire.whole(wire.BODY)]
         id = rig.chat().headers["x-countersign-id"]
-        until(lambda: len(got) >= 1)
+        wait_until(lambda: len(got) >= 1)
         headers, body = got[0]
     assert headers["authorization"] == "Basic secret"
     request = ExportTraceServiceRequest()
@@ -267,7 +268,7 @@ def test_nobody_waits_for_a_collector(make_rig: Callable[..., Rig]) -> None:
         rig.backend.script = [wire.whole(wire.BODY)]
         tracing = rig.proxy.services.tracing
         assert tracing is not None
-        until(lambda: rig.chat().status_code == 200 and select.select([silent], [], [], 0)[0])
+        wait_until(lambda: rig.chat().status_code == 200 and select.select([silent], [], [], 0)[0])
         began = time.monotonic()
         for _ in range(20):
             assert rig.chat().status_code == 200

@@ -83,7 +83,10 @@ def test_a_line_of_a_library(lines: io.StringIO, message: str, arguments: tuple[
 
 def test_libraries_are_heard_from_warnings_up(lines: io.StringIO) -> None:
     for name in ("httpx", "rq.worker", "redis", "aiohttp.client", "uvicorn.error", "vllm.engine", "asyncio"):
+        before = logging.getLogger(name).level
+        logging.getLogger(name).setLevel("DEBUG")
         logging.getLogger(name).info("quiet")
+        logging.getLogger(name).setLevel(before)
     assert said(lines) == []
 
 

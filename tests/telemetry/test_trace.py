@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.telemetry.stack import KEY, Span, Stack, running, until
+from tests.support.waiting import wait_until
+from tests.telemetry.stack import KEY, Span, Stack, running
 from verifier_pool.telemetry import names
 
 CHAT = "/v1/chat/completions"
@@ -112,7 +113,7 @@ def test_one_trace_from_the_client_to_the_webhook(stack: Stack, stream: bool) ->
 def test_log_lines_name_the_trace(stack: Stack) -> None:
     id = ask(stack).headers["x-countersign-id"]
     trace = stack.trace_of(id, names.WEBHOOK)[0]["trace"]
-    until(lambda: id in (stack.folder / "proxy.log").read_text())
+    wait_until(lambda: id in (stack.folder / "proxy.log").read_text())
     (line,) = [line for line in stack.lines("proxy") if line.get("id") == id and line["message"] == "served"]
     assert (line["trace"], line["backend"], line["model"]) == (trace, "b1", "toy")
 
@@ -156,7 +157,7 @@ def test_refused_requests_have_a_span_of_their_own(stack: Stack) -> None:
     def refused() -> list[Span]:
         return [span for span in stack.spans() if span["name"] == "chat"]
 
-    until(lambda: len(refused()) == 2)
+    wait_until(lambda: len(refused()) == 2)
     assert {span["attributes"][names.STATUS] for span in refused()} == {401, 404}
     for span in refused():
         assert span["parent"] is None
@@ -167,7 +168,7 @@ def test_what_ends_exports_what_is_left(tmp_path: Path) -> None:
     with running(tmp_path) as stack:
         id = ask(stack).headers["x-countersign-id"]
         stack.verification(id)
-        until(lambda: stack.receiver.requests)
+        wait_until(lambda: stack.receiver.requests)
         for child in (stack.proxy, stack.worker):
             child.process.send_signal(signal.SIGTERM)
             assert child.process.wait(20) == 0
@@ -182,7 +183,7 @@ def test_what_a_killed_worker_was_at_is_told_by_the_next(tmp_path: Path) -> None
         stack.worker.process.kill()
         stack.worker.process.wait()
         id = ask(stack).headers["x-countersign-id"]
-        until(lambda: any(span["name"] == names.RECORD for span in stack.spans()))
+        wait_until(lambda: any(span["name"] == names.RECORD for span in stack.spans()))
         command = stack.worker.process.args
         assert isinstance(command, list)
         stack.children.running.remove(stack.worker)
@@ -203,7 +204,7 @@ def test_a_pass_that_breaks_has_a_span_and_so_has_the_next(tmp_path: Path) -> No
         def broken() -> list[Span]:
             return [span for span in stack.spans() if span["name"] == names.VERIFY and span["failed"]]
 
-        until(lambda: len(broken()) >= 2, 40, what=lambda: stack.logs[-3000:])
+        wait_until(lambda: len(broken()) >= 2)
         assert {span["attributes"][names.ERROR] for span in broken()} == {"ValueError"}
         trace = [span for span in stack.spans() if span["trace"] == broken()[0]["trace"]]
         assert {span["attributes"].get(names.ID) for span in trace} <= {id, None}

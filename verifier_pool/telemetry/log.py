@@ -37,6 +37,8 @@ _FIXED = frozenset(
         "Unclosed connector",
         "Unclosed response",
         "Exception in ASGI application",
+        "Exception in 'lifespan' protocol",
+        "Application startup failed. Exiting.",
         "Invalid HTTP request received.",
         "ASGI callable returned without completing response.",
         "ASGI callable returned without starting response.",
@@ -79,7 +81,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
-        ours = record.name.partition(".")[0] in _OURS
+        ours = _is_ours(record)
         line: dict[str, object] = {
             "time": f"{_second(int(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -101,6 +103,10 @@ class JsonFormatter(logging.Formatter):
 def places(trace: TracebackType | None) -> list[str]:
     """Where an exception came by, outermost first."""
     return [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(trace)]
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] in _OURS
 
 
 class _Hidden:
@@ -133,15 +139,22 @@ def _shown(value: object) -> object:
 
 class LineHandler(logging.Handler):
     """Writes lines to a stream (stderr). Those of requests, which the event loop waits for, go together ten times a
-    second; warnings, and what is said where no loop runs, at once."""
+    second; warnings, and what is said where no loop runs, at once.
+
+    Attributes:
+        others: the level from which libraries are heard, whatever their own loggers let through.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
+        self.others = logging.WARNING
         self._stream = stream or sys.stderr
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line, or write it."""
+        if record.levelno < self.others and not _is_ours(record):
+            return
         try:
             self._lines.append(self.format(record) + "\n")
             loop = None if record.levelno >= logging.WARNING else _running_loop()
