@@ -94,7 +94,7 @@ priorityClassName: {{ . }}
 {{- end -}}
 
 {{/* Environment of a Countersign container: where its settings are, and its secrets by reference only.
-     Takes (dict "root" $ "part" .Values.proxy). */}}
+     Takes (dict "root" $ "part" .Values.proxy), and as "more" further variables. */}}
 {{- define "countersign.env" -}}
 env:
   - name: COUNTERSIGN_CONFIG
@@ -117,6 +117,9 @@ env:
         key: {{ .existingSecretKey }}
   {{- end }}
   {{- end }}
+  {{- with .more }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with .part.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -131,6 +134,30 @@ envFrom:
       name: {{ . }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Environment of the admin API; empty without one. */}}
+{{- define "countersign.admin" -}}
+{{- with .Values.proxy.admin -}}
+{{- if .enabled -}}
+- name: COUNTERSIGN_ADMIN__HOST
+  value: 0.0.0.0
+- name: COUNTERSIGN_ADMIN__PORT
+  value: {{ .port | quote }}
+- name: COUNTERSIGN_ADMIN__KEYS
+  valueFrom:
+    secretKeyRef:
+      name: {{ required "proxy.admin.existingSecret: a Secret with the admin API's keys is needed" .existingSecret }}
+      key: {{ .existingSecretKey }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Annotation that replaces pods when settings change, unless they follow them. Takes the root. */}}
+{{- define "countersign.checksum" -}}
+{{- if eq .Values.settingsChange "restart" -}}
+checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha256sum }}
+{{- end -}}
 {{- end -}}
 
 {{- define "countersign.mounts" -}}

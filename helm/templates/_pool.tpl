@@ -129,7 +129,9 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .root | sha256sum }}
+        {{- with include "countersign.checksum" .root }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with $part.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

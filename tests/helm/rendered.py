@@ -62,6 +62,12 @@ VARIANTS: dict[str, Values] = {
         "reference": {"perModel": {"moe": {"replicas": 3, "gpu": {"count": 4}, "nodeSelector": {"gpu": "h200"}}}},
         "networkPolicy": {"enabled": True},
     },
+    "admin": {
+        "settings": MOE,
+        "settingsChange": "live",
+        "proxy": {"admin": {"enabled": True, "port": 9000, "existingSecret": "admins", "service": {"port": 80}}},
+        "networkPolicy": {"enabled": True, "admin": {"from": [{"podSelector": {"matchLabels": {"role": "ops"}}}]}},
+    },
     "all-in-one": {
         "settings": MOE,
         "allInOne": True,

@@ -61,6 +61,7 @@ def _values() -> Schema:
             "propertyNames": {"pattern": r"^[-._a-zA-Z0-9]+$", "not": {"const": "countersign.yaml"}},
             "additionalProperties": {"type": "string"},
         },
+        "settingsChange": {"enum": ["restart", "live"]},
         "existingSecret": _NAME,
         "redis": _redis(),
         "models": closed({"existingClaim": _NAME, "mountPath": {"type": "string", "pattern": "^/"}}),
@@ -85,6 +86,7 @@ def _values() -> Schema:
             {
                 "enabled": _BOOL,
                 "proxy": closed({"from": _LIST, "egress": _LIST}),
+                "admin": closed({"from": _LIST}),
                 "worker": closed({"egress": _LIST}),
                 "reference": closed({"egress": _LIST}),
                 "webhooks": closed({"egress": _LIST}),
@@ -236,7 +238,23 @@ def _proxy() -> Schema:
         "annotations": _STRINGS,
     }
     unprivileged = _PORT | {"minimum": 1024}
-    own = {"port": unprivileged, "drainSeconds": _COUNT, "service": closed(service)}
+    admin = {
+        "enabled": _BOOL,
+        "port": unprivileged,
+        "existingSecret": _NAME,
+        "existingSecretKey": _KEY,
+        "service": closed({"port": _PORT, "annotations": _STRINGS}),
+    }
+    needed = {
+        "if": {"properties": {"enabled": {"const": True}}, "required": ["enabled"]},
+        "then": {"properties": {"existingSecret": {"minLength": 1}}},
+    }
+    own = {
+        "port": unprivileged,
+        "drainSeconds": _COUNT,
+        "service": closed(service),
+        "admin": closed(admin, **needed),
+    }
     return closed(_pods() | own | {"autoscaling": _scaling("inFlight", least=1)})
 
 

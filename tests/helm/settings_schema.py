@@ -8,6 +8,7 @@ from typing import Any
 from policies.settings import Settings
 
 OWNED_BY_CHART = frozenset({"host", "port", "redis_url", "embedded_dir"})
+ADMIN_OWNED_BY_CHART = frozenset({"host", "port", "keys"})
 SECRET = frozenset({"keys"})
 
 Schema = dict[str, Any]
@@ -19,6 +20,8 @@ def settings() -> tuple[Schema, Schema]:
     definitions = tree.pop("$defs", {})
     for name in OWNED_BY_CHART | SECRET:
         del tree["properties"][name]
+    for name in ADMIN_OWNED_BY_CHART:
+        del definitions["AdminSettings"]["properties"][name]
     for schema in (tree, *definitions.values()):
         _drop_secrets(schema)
         _drop_prose(schema)
