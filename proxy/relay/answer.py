@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, UpstreamTimeout
 from policies.verification import pending, unverified
 from proxy.generation import CLIENT_ERROR, ENDPOINT, NO_ANSWER, STORE_UNAVAILABLE
 from proxy.relay import headers as names
+from proxy.relay.aside import aside
 from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.encoding import Decoder, Identity
@@ -75,7 +77,11 @@ class Answer:
                             record.received += len(piece)
                             if limit is not None and record.received > limit:
                                 raise UpstreamFailed("the backend's answer is over a bound", code=TOO_LARGE)
-                            out = tap.feed(piece)
+                            if tap.large and _ends_a_line(piece):
+                                with record.away():
+                                    out = await aside(partial(tap.feed, piece))
+                            else:
+                                out = tap.feed(piece)
                             if record.received >= weighed:
                                 weighed = record.received + _WEIGHED
                                 share.weigh(tap.held)
@@ -108,11 +114,18 @@ class Answer:
             parts.append(data)
 
         error = await self.pump(response, tap, keep, limit)
-        parts.append(tap.close(fault_of(error)))
+        parts.append(await self.close(tap, error))
         body = self.record.secret.mask(b"".join(parts), error=self.refused is not None)
         if tap.failed and error is None:
             error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or TOO_LARGE)
         return body, error
+
+    async def close(self, tap: Tap, error: ApiError | None) -> bytes:
+        """Close a tap, and return what is left for the client."""
+        if not tap.large:
+            return tap.close(fault_of(error))
+        with self.record.away():
+            return await aside(partial(tap.close, fault_of(error)))
 
     async def verdict(self) -> dict[str, Any]:
         """The verification, or what can be said of it within the inline wait."""
@@ -165,6 +178,10 @@ def _pieces(decoder: Decoder, data: bytes, tap: Tap) -> Iterator[bytes]:
             yield from slices(piece)
         else:
             yield piece
+
+
+def _ends_a_line(piece: bytes) -> bool:
+    return b"\n" in piece or b"\r" in piece
 
 
 def fault_of(error: ApiError | None) -> str | None:

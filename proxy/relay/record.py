@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from policies.errors import StoreUnavailable
 from policies.settings import BackendSettings
@@ -34,7 +36,8 @@ class Record:
         self._backend: BackendSettings | None = None
         self._prepared: Prepared | Passed | None = None
         self._tap: Tap | None = None
-        self._settled = False
+        self._settled = self._away = False
+        self._used: tuple[int | None, int | None] | None = None
         self._shown = hashlib.sha256()
         self._began = False
 
@@ -65,7 +68,18 @@ class Record:
         tap = self._tap
         if tap is None or not tap.begun or not (delivered or tap.streamed or tap.content_type is not None):
             return None
-        return tap.used()
+        if not self._away:
+            self._used = tap.used()
+        return self._used
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While this lasts the tap is a thread's: of what it knows, what was asked last is told."""
+        self._away = True
+        try:
+            yield
+        finally:
+            self._away = False
 
     def leave(self, fault: str) -> None:
         """The client is gone: what it got is recorded as incomplete."""

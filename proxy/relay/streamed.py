@@ -8,7 +8,7 @@ import contextlib
 from policies.errors import ApiError, UpstreamFailed
 from policies.verification import public
 from proxy.relay import inline
-from proxy.relay.answer import Answer, fault_of
+from proxy.relay.answer import Answer
 from proxy.relay.refusal import Declined, retryable, status_of
 from proxy.relay.transport import UpstreamResponse, finish
 from proxy.relay.whole import deliver
@@ -35,7 +35,7 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
     error = await answer.pump(response, tap, sink, None)
     if tap.done.endswith(b"\n\r") and error is None:
         await _last_byte(answer, response, tap)
-    rest = record.secret.mask(tap.close(fault_of(error)), error=tap.erred)
+    rest = record.secret.mask(await answer.close(tap, error), error=tap.erred)
     if not down.status and _unsent(tap):
         await _refuse(answer, response, tap, error, last=last)
         return

@@ -15,6 +15,8 @@ from proxy.tap.types import Prepared
 from proxy.tap.view import View
 
 DONE = b"data: [DONE]\n\n"
+LARGE = 256 * 1024
+"""Bytes of a body, or of an event, from which it is not read on the event loop."""
 
 
 class BaseTap:
@@ -35,6 +37,11 @@ class BaseTap:
         self.collector = Collector(prepared, allowed)
         self.view = View(prepared, model_name, strings)
         self.prepared = prepared
+
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return False
 
     def settle(self) -> None:
         """See Tap."""

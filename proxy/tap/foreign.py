@@ -14,7 +14,7 @@ from msgspec import Raw
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, BoundsSettings
 from proxy.tap.allowed import passed_stream
-from proxy.tap.base import error_body
+from proxy.tap.base import LARGE, error_body
 from proxy.tap.bill import Bill
 from proxy.tap.forged import START, Guard, Kind, as_utf8, kind_of, names_verdict, take_out, without_verdict
 from proxy.tap.outline import is_deeper
@@ -122,6 +122,11 @@ class ForeignTap:
         """See Tap."""
         return 0
 
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return self.held > LARGE
+
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
         self.begun = True
@@ -181,6 +186,11 @@ class ForeignJsonTap(ForeignTap):
         self._bounds = bounds
         self._whole = b""
 
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return len(self._body)
+
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
         if not self.failed:
@@ -233,6 +243,11 @@ class ForeignStreamTap(ForeignTap):
         if tokens is None and self._last:
             tokens = bounds.answer_tokens
         self._most_fed = passed_stream(tokens, bounds)
+
+    @property
+    def held(self) -> int:
+        """See Tap."""
+        return self._splitter.held
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""
@@ -324,7 +339,7 @@ class ForeignOtherTap(ForeignStreamTap):
     @property
     def held(self) -> int:
         """See Tap."""
-        return len(self._start)
+        return len(self._start) + super().held
 
     def feed(self, data: bytes) -> bytes:
         """See Tap."""

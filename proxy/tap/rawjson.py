@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.tap.outline import has_more_values, is_wider
+from proxy.tap.outline import is_wider
 
 Object = dict[str, Raw]
 
@@ -26,8 +26,9 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, Ove
 _LARGE = 256 * 1024
 _AS_DEEP = 5
 _MOST_MEMBERS = 2 * 1024 * 1024 + 512 * 1024
-_MOST_LENIENT = 16 * 1024 * 1024
-_MOST_LENIENT_VALUES = 1024 * 1024
+_MOST_LENIENT = 2 * 1024 * 1024
+"""Bytes that Python's own parser reads, which holds the interpreter for as long as it takes: two hundredths of a second
+for each megabyte of numbers."""
 
 _object = msgspec.json.Decoder(Object)
 _objects = msgspec.json.Decoder(list[Object])
@@ -37,9 +38,9 @@ _encode = msgspec.json.Encoder().encode
 def read_object(data: bytes | Raw) -> Object | None:
     """The fields of a JSON object, or None when `data` is not one.
 
-    Python's JSON writer emits `NaN` and `Infinity`, which are not JSON; such an object is still read,
-    its values then being re-spelled. One with over 2.6 million members five levels deep is none: as deep as anybody
-    reads it at once, and more than the longest prompt has ids.
+    Python's JSON writer emits `NaN` and `Infinity`, which are not JSON; such an object of up to two megabytes is still
+    read, its values then being re-spelled. One with over 2.6 million members five levels deep is none: as deep as
+    anybody reads it at once, and more than the longest prompt has ids.
     """
     if isinstance(data, bytes) and len(data) > _LARGE and is_wider(data, _AS_DEEP, _MOST_MEMBERS):
         return None
@@ -86,7 +87,7 @@ def is_null(value: Raw | None) -> bool:
 
 def _lenient(data: bytes | Raw) -> Any:
     text = bytes(data)
-    if len(text) > _MOST_LENIENT or has_more_values(text, _MOST_LENIENT_VALUES):
+    if len(text) > _MOST_LENIENT:
         return None
     try:
         return json.loads(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import BaseTap, error_frame
+from proxy.tap.base import LARGE, BaseTap, error_frame
 from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
@@ -82,6 +82,11 @@ class StreamTap(BaseTap):
     def held(self) -> int:
         """See Tap."""
         return self.collector.held + self._splitter.held + self._kept
+
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return self._splitter.held > LARGE
 
     def _event(self, event: Event) -> bytes:
         if event.glue:
@@ -250,6 +255,11 @@ class UndeclaredTap(StreamTap):
     def held(self) -> int:
         """See Tap."""
         return super().held + len(self._start or b"")
+
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return super().large or len(self._start or b"") > LARGE
 
     def feed(self, data: bytes) -> bytes:
         """As of a stream, unless it begins like JSON."""

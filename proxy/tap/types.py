@@ -90,6 +90,11 @@ class Tap(Protocol):
     def held(self) -> int:
         """Bytes it holds, roughly."""
 
+    @property
+    def large(self) -> bool:
+        """What it holds of a body, or of an event, takes long to read: it is fed the end of that, and closed, off the
+        event loop."""
+
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out (may be empty)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import BaseTap, error_body
+from proxy.tap.base import LARGE, BaseTap, error_body
 from proxy.tap.forged import without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import is_null, read_object, write
@@ -48,6 +48,11 @@ class WholeTap(BaseTap):
     def held(self) -> int:
         """See Tap."""
         return self.collector.held + len(self._body)
+
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return len(self._body) > LARGE
 
     def ended(self, fault: str) -> bytes:
         """What the client gets when the body did not arrive whole."""
@@ -114,3 +119,8 @@ class PassTap(BaseTap):
     def held(self) -> int:
         """See Tap."""
         return len(self._body)
+
+    @property
+    def large(self) -> bool:
+        """See Tap."""
+        return len(self._body) > LARGE
