@@ -21,7 +21,8 @@ from benchmarks.demo.processes import free_ports
 from tests.helm import dashboard, metrics_page
 from tests.helm.queries import missing
 from tests.helm.rendered import VARIANTS, Release
-from tests.telemetry.stack import KEY, Stack, running, until
+from tests.support.waiting import wait_until
+from tests.telemetry.stack import KEY, Stack, running
 from verifier_pool.queue import VERIFY_QUEUE
 
 TOKEN = "scrape-" + "0" * 24
@@ -78,7 +79,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         with contextlib.closing(Redis.from_url(stack.valkey.url)) as redis:
             # No function that a worker runs.
             Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).enqueue("os.getcwd", job_id="odd")
-        until(lambda: len(stack.receiver.requests) >= 4, what=lambda: stack.logs[-2000:])
+        wait_until(lambda: len(stack.receiver.requests) >= 4, what=lambda: stack.logs[-2000:])
         time.sleep(2.5)  # what is read of Redis is kept for two seconds, and a child writes once a second
         proxy = httpx.get(f"{stack.url}/metrics", headers=BEARER, trust_env=False).text
         worker = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=BEARER, trust_env=False).text

@@ -20,13 +20,13 @@ _POLL = 0.005
 Found = TypeVar("Found")
 
 
-def wait_until(found: Callable[[], Found], within: float = PATIENCE, what: str = "") -> Found:
+def wait_until(found: Callable[[], Found], within: float = PATIENCE, what: object = "") -> Found:
     """Ask until the answer is true, and return it.
 
     Args:
         found: what is asked; may raise AssertionError for as long as it is false.
         within: seconds.
-        what: said of it when it does not come true.
+        what: said of it when it does not come true; a function is called for it.
     """
     deadline = time.monotonic() + within
     while True:
@@ -35,19 +35,23 @@ def wait_until(found: Callable[[], Found], within: float = PATIENCE, what: str =
         try:
             if answer := found():
                 return answer
-            assert not late, what or "it did not come true"
+            assert not late, _said(what)
         except AssertionError:
             if late:
                 raise
         time.sleep(_POLL)
 
 
-async def until(found: Callable[[], Found], within: float = PATIENCE, what: str = "") -> Found:
+async def until(found: Callable[[], Found], within: float = PATIENCE, what: object = "") -> Found:
     """The same on an event loop."""
     deadline = time.monotonic() + within
     while True:
         late = time.monotonic() > deadline
         if answer := found():
             return answer
-        assert not late, what or "it did not come true"
+        assert not late, _said(what)
         await asyncio.sleep(_POLL)
+
+
+def _said(what: object) -> object:
+    return (what() if callable(what) else what) or "it did not come true"
