@@ -212,6 +212,26 @@ def test_untraced_requests_cost_nothing(make_rig: Callable[..., Rig]) -> None:
     assert TRACE.encode() not in (rig.redis.get(intent_key(id)) or b"")
 
 
+def test_opentelemetrys_own_switch(
+    make_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    rig = make_rig(telemetry={"traces": "file", "file": str(tmp_path / "spans")})
+    rig.backend.script = [wire.whole(wire.BODY)]
+    assert rig.chat().status_code == 200
+    assert (tmp_path / "spans").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_TRACES_SAMPLER", "OTEL_BSP_MAX_QUEUE_SIZE"])
+def test_opentelemetrys_other_variables_break_nothing(
+    make_rig: Callable[..., Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "always_off" if name.endswith("SAMPLER") else "1")
+    made = Traced(make_rig, tmp_path)
+    assert made.rig.chat().status_code == 200
+    assert made.root()["name"] == "chat m"
+
+
 @contextmanager
 def collector(answer: int = 200) -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
     """An OpenTelemetry collector: its URL, and what it was sent."""

@@ -24,13 +24,16 @@ def open_exporter(settings: TelemetrySettings) -> SpanExporter:
         return FileExporter(settings.file)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=settings.endpoint, timeout=_SECONDS)
+    try:
+        return OTLPSpanExporter(endpoint=settings.endpoint, timeout=_SECONDS)
+    except (ValueError, OSError) as error:
+        raise SettingsError("telemetry.traces", "usable values in the OTEL_EXPORTER_OTLP_… variables") from error
 
 
 def check_traces(settings: TelemetrySettings) -> None:
-    """Raises SettingsError where spans cannot be written to their file."""
-    if settings.traces == "file":
-        open_exporter(settings)
+    """Raises SettingsError where spans cannot be exported at all."""
+    if settings.traces != "none":
+        open_exporter(settings).shutdown()
 
 
 class FileExporter(SpanExporter):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from importlib import metadata
 
 from opentelemetry.context import Context
+from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -136,8 +137,9 @@ class Tracing:
 
     @classmethod
     def open(cls, settings: TelemetrySettings, process: str) -> Tracing | None:
-        """None where nothing is traced. Raises SettingsError."""
-        return None if settings.traces == "none" else cls(settings, process)
+        """None where nothing is traced, be it because of OpenTelemetry's own switch. Raises SettingsError."""
+        off = settings.traces == "none" or os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true"
+        return None if off else cls(settings, process)
 
     def close(self) -> None:
         """Export what is left, as far as that works within seconds."""
