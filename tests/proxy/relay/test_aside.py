@@ -28,8 +28,7 @@ async def test_cancelled_it_waits_until_the_work_is_over(cancels: int) -> None:
         raise ValueError("nobody hears of it")
 
     task = asyncio.create_task(aside(work))
-    while not begun.is_set():
-        await asyncio.sleep(0)
+    await asyncio.to_thread(begun.wait)
     for _ in range(cancels):
         task.cancel()
         await asyncio.sleep(0)

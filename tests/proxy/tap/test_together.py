@@ -63,7 +63,7 @@ def _texts(tokens: st.SearchStrategy[str], values: st.SearchStrategy[Any]) -> st
 
 def _collected(endpoint: Endpoint, choices: list[Object], together: bool, most: int) -> list[Evidence]:
     asked: dict[str, Any] = {"model": "m", "n": 2, "max_tokens": most}
-    asked |= {"messages": []} if endpoint == "chat" else {"prompt": "x"}
+    asked["messages" if endpoint == "chat" else "prompt"] = [] if endpoint == "chat" else "x"
     body = Body.read(endpoint, json.dumps(asked).encode())
     backend = BackendSettings(name="b", url="http://b", model="m", runtime="r")
     prepared = prepare(body, ModelSettings(vocab_size=100), backend, seed=1)
