@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from tests.docs.pages import Block
-from tests.docs.trial import CHEAT, Trial
+from tests.docs.trial import CHEAT, CHEATED, MODEL, Trial
 from verifier_pool import events
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -41,16 +41,16 @@ class Live:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.http.close()
 
-    def ask(self, backend: str) -> httpx.Response:
+    def ask(self, model: str) -> httpx.Response:
         """One answer, with its verdict."""
-        headers = {"x-countersign-mode": "inline", "x-countersign-backend": backend}
-        body = {"model": "my-model", "messages": MESSAGES, "temperature": 0.8}
+        headers = {"x-countersign-mode": "inline"}
+        body = {"model": model, "messages": MESSAGES, "temperature": 0.8}
         return self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     @cached_property
     def verifications(self) -> list[dict[str, Any]]:
-        """One of an honest answer, and one of a cheat's."""
-        return [self.ask(backend).json()["countersign"] for backend in ("honest", CHEAT)]
+        """One of an honest answer, which passes, and one of a cheat's, which does not."""
+        return [self.ask(model).json()["countersign"] for model in (MODEL, CHEATED)]
 
     @cached_property
     def error(self) -> dict[str, Any]:

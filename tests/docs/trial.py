@@ -27,10 +27,11 @@ from policies.profile import ProfileKey
 from tests.docs.backend import TOKENS
 from tests.docs.pages import ROOT
 
-MODELS = ("my-model", "small", "large")
+MODEL = "my-model"
 BACKENDS = ("cheap-gpu-farm", "eager", "graphs", "honest")
-"""Names that pages use; each is a backend of `my-model`, as is `cheat`, which is not honest."""
-CHEAT = "cheat"
+"""Names that pages use; each is an honest backend of `my-model`."""
+CHEAT, CHEATED = "cheat", "cheated-model"
+"""A backend that is not honest, and the only one of its model."""
 _START_SECONDS = 60.0
 
 
@@ -72,7 +73,8 @@ def running(folder: Path) -> Iterator[Trial]:
     try:
         port = free_port()
         tree = settings(children, port, folder)
-        (folder / "my-model.json").write_text(profile(), encoding="utf-8")
+        for name in (MODEL, CHEATED):
+            (folder / f"{name}.json").write_text(profile(name), encoding="utf-8")
         (folder / "countersign.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
         url = f"http://127.0.0.1:{port}"
         words = [sys.executable, "-m", "countersign"]
@@ -94,14 +96,14 @@ def settings(children: Children, port: int, folder: Path) -> dict[str, Any]:
     children.start("engine", [sys.executable, *words])
     reference = {"kind": "vllm_http", "url": f"http://127.0.0.1:{engine}", "served_model": "toy"}
     model = {"vocab_size": toy.VOCABULARY, "max_model_len": toy.PROMPT_TOKENS + TOKENS, "reference": reference}
-    declaration = {"model": "my-model", "served_model": "toy", "precision": "bf16"}
-    declaration |= {"runtime": toy.RUNTIME, "engine": toy.ENGINE}
-    base = f"http://127.0.0.1:{upstream}"
-    urls = dict.fromkeys(BACKENDS, base) | {CHEAT: f"{base}/cheat"}
+    declared_as = {"served_model": "toy", "precision": "bf16", "runtime": toy.RUNTIME, "engine": toy.ENGINE}
+    honest = {"url": f"http://127.0.0.1:{upstream}", "model": MODEL, **declared_as}
+    cheat = {"url": f"http://127.0.0.1:{upstream}/cheat", "model": CHEATED, **declared_as}
+    measured = {name: model | {"profile": str(folder / f"{name}.json")} for name in (MODEL, CHEATED)}
     return {
         "port": port,
-        "models": {"my-model": model | {"profile": str(folder / "my-model.json")}, "small": model, "large": model},
-        "backends": [{"name": name, "url": url, **declaration} for name, url in urls.items()],
+        "models": measured | {"small": model, "large": model},
+        "backends": [{"name": name, **honest} for name in BACKENDS] + [{"name": CHEAT, **cheat}],
         "audit": {"rate": 1, "full": 1},
         "health": {"interval": 0},
         # Nobody listens there; deliveries are tried again and dropped.
@@ -110,10 +112,10 @@ def settings(children: Children, port: int, folder: Path) -> dict[str, Any]:
 
 
 @cache
-def profile() -> str:
-    """A profile of honest answers to the toy model, under the name the pages use."""
+def profile(model: str) -> str:
+    """A profile of honest answers to the toy model, under the name it has here."""
     key = ProfileKey(
-        model="my-model",
+        model=model,
         runtime=toy.RUNTIME,
         precision="bf16",
         engine=toy.ENGINE,
