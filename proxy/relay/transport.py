@@ -199,14 +199,17 @@ class _Response(aiohttp.ClientResponse):
         """Read the head. Raises HttpProcessingError where others come without end."""
         protocol = connection.protocol
         assert protocol is not None
-        read, left = protocol.read, _MOST_HEADS
+        read, left, going = protocol.read, _MOST_HEADS, _going.get()
 
         async def counted() -> Any:
             nonlocal left
             left -= 1
             if left < 0:
                 raise HttpProcessingError(message="too many informational responses")
-            return await read()
+            head = await read()
+            # Where there was one, informational or not, the request has arrived: it must not go there twice.
+            going.reused = False
+            return head
 
         protocol.read = counted  # type: ignore[method-assign]
         try:

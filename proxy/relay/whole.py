@@ -14,6 +14,7 @@ from proxy.relay.transport import UpstreamResponse
 from proxy.tap.foreign import error_event
 from proxy.tap.types import Tap
 
+_NO_CONTENT = 204
 _FIELDS = {"message": "", "type": UpstreamFailed.type, "param": None, "code": None}
 
 
@@ -57,8 +58,9 @@ async def deliver(answer: Answer, status: int, headers: Headers, body: bytes) ->
     if answer.down.pinged:
         await answer.down.write(_as_event(answer.generation.endpoint, status, body), last=True)
         return
-    length = (b"content-length", str(len(body)).encode())
-    await answer.down.start(status, answer.our_headers([*headers, length]))
+    # An answer that has no content has no length either (RFC 9110 8.6).
+    length = [] if status == _NO_CONTENT else [(b"content-length", str(len(body)).encode())]
+    await answer.down.start(status, answer.our_headers([*headers, *length]))
     await answer.down.write(body, last=True)
 
 
