@@ -32,7 +32,7 @@ from verifier_pool.meters import Family, Point, Spread, Values
 
 logger = logging.getLogger(__name__)
 
-_SECONDS = 5.0
+_SECONDS = 3.0
 """For one request to the collector; a process that ends waits for the last one."""
 _SCOPE = InstrumentationScope("countersign")
 
@@ -72,7 +72,7 @@ class Sender:
     def close(self) -> None:
         """Send a last time and end."""
         self._ended.set()
-        self._thread.join(2 * _SECONDS)
+        self._thread.join(_SECONDS + 1.0)
         self._exporter.shutdown()
 
     def _run(self) -> None:
