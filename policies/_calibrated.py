@@ -88,6 +88,11 @@ def winsorised_mean(values: NDArray[np.float64], cut: int) -> float:
     return float(np.minimum(ordered, ordered[len(ordered) - cut - 1]).mean())
 
 
+def too_short(tokens: int) -> str:
+    """Why so few tokens are not compared, or nothing."""
+    return f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed" if tokens < SHORTEST_BAND else ""
+
+
 def replay_trouble(evidence: Evidence, replay: Replay) -> str:
     """Why a replay cannot be used, or nothing. A reference that failed to compute is no fault of the backend's."""
     if replay.ids.ndim != 2 or replay.ids.shape != replay.logprobs.shape or not replay.ids.size:
@@ -108,9 +113,7 @@ def _outside(evidence: Evidence, replay: Replay, profile: Profile | None, length
     mismatch = profile.mismatch(evidence, replay)
     if mismatch:
         return f"profile_mismatch: {mismatch}"
-    if length < SHORTEST_BAND:
-        return f"too_short: {length} tokens, {SHORTEST_BAND} are needed"
-    return ""
+    return too_short(length)
 
 
 def _decided(name: str, place: Placement, metrics: dict[str, float | int | None], words: str) -> Check:

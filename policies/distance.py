@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import _grammar
-from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
+from policies._calibrated import forms, placed, replay_trouble, too_short, winsorised_mean
 from policies._comparison import Comparison, compare
 from policies.checks import Check, Result
 from policies.evidence import Evidence, Replay
@@ -114,9 +114,8 @@ def check(evidence: Evidence, replay: Replay, profile: Profile | None) -> Check:
     masked, by_request = _grammar.obstacle(evidence)
     if masked:
         return Check(NAME, Result.INCONCLUSIVE, masked, by_request=by_request, metrics=metrics)
-    if tokens < SHORTEST_BAND:
-        reason = f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed"
-        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
+    if few := too_short(tokens):
+        return Check(NAME, Result.INCONCLUSIVE, few, metrics=metrics)
     found = placed(
         NAME,
         evidence,

@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies import _forged, _grammar, betting
-from policies._calibrated import forms, placed, replay_trouble, winsorised_mean
+from policies._calibrated import forms, placed, replay_trouble, too_short, winsorised_mean
 from policies._margins import CAP, RIVAL_MARGIN, Margins, apart_from, measure
 from policies._replayable import no_race, not_replayable
 from policies.checks import Check, Result
 from policies.evidence import Evidence, Replay
-from policies.profile import SHORTEST_BAND, Profile, Row, bands, response_name
+from policies.profile import Profile, Row, bands, response_name
 from policies.selection import FORCED
 from policies.thinking import UNKNOWN, Tags, forced
 
@@ -137,9 +137,8 @@ def _compared(
 ) -> Check:
     """The answer as a whole against the calibrated ones."""
     tokens, weights = len(evidence.output_ids), margins.weights()
-    if tokens < SHORTEST_BAND:
-        reason = f"too_short: {tokens} tokens, {SHORTEST_BAND} are needed"
-        return Check(NAME, Result.INCONCLUSIVE, reason, metrics=metrics)
+    if few := too_short(tokens):
+        return Check(NAME, Result.INCONCLUSIVE, few, metrics=metrics)
     found = placed(
         NAME,
         evidence,

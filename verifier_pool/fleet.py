@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.job import Job
@@ -21,6 +20,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from policies import tally
 from policies.checks import VerdictWord
+from policies.documents import document
 from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_name, declaration_of
 from verifier_pool import connection
@@ -178,7 +178,7 @@ class Fleet:
         yield family(*about.DROPPED, by, self._by_backend(dropped[1:]))
         yield family(*about.UNREPEATED, by, self._by_backend(unchecked[1:]))
         yield family(*about.KNOWN_ANSWERS, ("model", "reference", "result"), self._canaries(canaries))
-        entries = [_entry(data) for data in standings[1:]]
+        entries = [document(data) or {} for data in standings[1:]]
         for named, name in about.STANDING.items():
             yield family(*named, by, self._standing(entries, name))
 
@@ -228,14 +228,6 @@ def _queues(redis: Redis, settings: Settings) -> Iterator[_Queue]:
 
 def _field_of(backend: BackendSettings) -> str:
     return standing_field(backend.name, declaration_name(declaration_of(backend)))
-
-
-def _entry(data: bytes | None) -> dict[str, Any]:
-    try:
-        entry = orjson.loads(data or b"{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
 
 
 def _ask_of_queue(pipeline: Any, each: _Queue) -> None:

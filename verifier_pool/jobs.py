@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import orjson
 from rq import get_current_job
 
 from policies import audit, codec, distance, margin, routing
 from policies.checks import VerdictWord
+from policies.documents import document
 from policies.errors import EvidenceError, OtherVersion, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.unit import Unit, declaration_of, of_response
@@ -70,7 +71,7 @@ def verify(id: str) -> str:
     """
     context = current()
     held = _held(context, id)
-    intent = _json(held.intent)
+    intent = document(held.intent) or {}
     where = {name: str(intent.get(name, "")) for name in ("backend", "model")}
     with log.about(id=id, **where), verifying(intent, id, get_current_job()) as span:
         word = _advanced(context, id, held)
@@ -112,7 +113,7 @@ class _Response:
         self._id = id
         self._choices = choices
         self._held = held
-        self._intent = _json(held.intent)
+        self._intent = document(held.intent) or {}
         self._model = context.settings.models.get(choices[0].model, NO_MODEL)
         self._fit = [choice for choice in choices if can_replay(choice)]
 
@@ -287,11 +288,3 @@ def _do_not_retry() -> None:
     job = get_current_job()
     if job is not None:
         job.retries_left = 0
-
-
-def _json(data: bytes | None) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

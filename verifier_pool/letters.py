@@ -18,6 +18,7 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry
 from rq.results import Result
 
+from policies.documents import document
 from verifier_pool import RQ_PREFIX
 from verifier_pool.fair import SUFFIXES, FairQueue
 from verifier_pool.queue import EVENT, WEBHOOK_QUEUE, intent_key, verdict_key
@@ -135,8 +136,8 @@ def _of(queue: FairQueue) -> Iterator[Letter]:
 def _letter(queue: str, job: str, id: str, fields: list[Any], results: list[Any], known: list[bytes | None]) -> Letter:
     ended, takes, meta = fields
     result = Result.restore(job, results[0][0].decode(), results[0][1], None) if results else None  # type: ignore[arg-type]
-    verdict, intent = map(_document, known)
-    about, options = verdict or intent, _document(meta)
+    verdict, intent = (document(each) or {} for each in known)
+    about, options = verdict or intent, document(meta) or {}
     return Letter(
         id=id,
         job=job,
@@ -184,11 +185,3 @@ def seconds(value: bytes | None) -> float:
     except ValueError:
         return 0.0
     return found.replace(tzinfo=UTC).timestamp()
-
-
-def _document(data: bytes | None) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}

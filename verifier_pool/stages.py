@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import orjson
 from redis import Redis
 from rq.job import Job, JobStatus
 
+from policies.documents import document
 from policies.errors import ReplayError
 from policies.settings import VerificationSettings
 from policies.verification import traced
@@ -122,7 +122,7 @@ class Stages:
             for job, intent in zip(jobs, intents, strict=True):
                 stage: Stage = "judge2_vouched" if is_second(job) else "judge_vouched"
                 id = response_of(job)
-                kept = options(id, self.settings, stage=stage, **_who(_document(intent), 1))
+                kept = options(id, self.settings, stage=stage, **_who(document(intent), 1))
                 self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
             pipeline.zrem(waiting, *jobs)
             pipeline.execute()
@@ -158,7 +158,7 @@ class Stages:
         pipeline.delete(request_key(id, second=second))
 
     def _intent(self, id: str) -> dict[str, Any]:
-        return _document(cast("bytes | None", self.redis.get(intent_key(id))))
+        return document(cast("bytes | None", self.redis.get(intent_key(id)))) or {}
 
     def _queue_of(self, model: str, second: bool) -> FairQueue:
         name = queue_of(model, second=second)
@@ -170,14 +170,6 @@ class Stages:
 def jobs_of(id: str) -> list[str]:
     """Ids of all jobs that a response may have."""
     return [id + suffix for suffix in SUFFIXES.values()]
-
-
-def _document(data: bytes | None) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _who(intent: Mapping[str, Any] | None, tokens: int) -> dict[str, Any]:

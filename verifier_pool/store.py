@@ -6,9 +6,9 @@ import secrets
 from typing import Any, cast
 
 import msgspec
-import orjson
 from redis import Redis
 
+from policies.documents import document
 from policies.unit import Unit
 from policies.verification import Verification
 from verifier_pool.queue import (
@@ -50,11 +50,11 @@ class Store:
 
     def intent(self, id: str) -> dict[str, Any] | None:
         """The intent, or None when it is gone or unreadable."""
-        return _json(self.redis.get(intent_key(id)))
+        return document(cast("bytes | None", self.redis.get(intent_key(id))))
 
     def verdict(self, id: str) -> Verification | None:
         """The verification with its owner, or None while there is none."""
-        return _json(self.redis.get(verdict_key(id)))
+        return document(cast("bytes | None", self.redis.get(verdict_key(id))))
 
     def decided(self, id: str) -> bool:
         """Whether a verdict is stored."""
@@ -102,13 +102,3 @@ class Store:
         """The secret that picks audits, made once and shared by all workers."""
         self.redis.set(AUDIT_SECRET, secrets.token_bytes(32), nx=True)
         return cast(bytes, self.redis.get(AUDIT_SECRET))
-
-
-def _json(data: Any) -> dict[str, Any] | None:
-    if data is None:
-        return None
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None

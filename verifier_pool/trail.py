@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import orjson
 from redis import Redis
 
+from policies.documents import document
 from policies.overlay import HIDDEN
 from policies.standing import LONGEST_WHY, visible
 from verifier_pool.queue import PREFIX
@@ -103,7 +103,7 @@ def read(
 
 def parsed(chunk: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[dict[str, Any]]:
     """Entries as Redis holds them, each with its `id`; what cannot be read says so."""
-    return [{"id": id.decode(), **_document(fields.get(b"entry", b""))} for id, fields in chunk]
+    return [{"id": id.decode(), **(document(fields.get(b"entry")) or {"action": "unreadable"})} for id, fields in chunk]
 
 
 def terminal_actor() -> str:
@@ -135,11 +135,3 @@ def _line(text: str) -> str:
 
 def _fits(found: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     return all(str(found.get(name, "")).startswith(text) for name, text in wanted.items())
-
-
-def _document(data: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"action": "unreadable"}
