@@ -155,10 +155,11 @@ class Release:
         return pods
 
     def settings(self, environ: dict[str, str] | None = None) -> Settings:
-        """What the program makes of the rendered countersign.yaml, and of a Secret if a webhook needs one."""
+        """What the program makes of the rendered countersign.yaml, and of Secrets where webhook or metrics need one."""
         config = next(item for item in self.objects if item["kind"] == "ConfigMap")
         text = config["data"]["countersign.yaml"]
         secret = {"COUNTERSIGN_WEBHOOK__SECRET": "whsec_AAAA"} if "\nwebhook:" in text else {}
+        secret |= {"COUNTERSIGN_METRICS__TOKEN": "0" * 16} if "\nmetrics:" in text else {}
         return parse_settings(text, secret | (environ or {}))
 
 

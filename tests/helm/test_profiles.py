@@ -113,6 +113,7 @@ def test_a_marketplace_trusts_nobody(chart: helm.Chart) -> None:
     }
     pods = release.pods()
     assert "countersign-backends" in named(pods["countersign-proxy"])
+    assert {item["kind"] for item in release.objects} >= {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     assert not any("countersign-backends" in named(pod) for name, pod in pods.items() if name != "countersign-proxy")
 
 
