@@ -10,11 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from redis.client import Pipeline
-from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
+from redis.exceptions import RedisError
 
 from policies import codec, unit
 from policies.errors import StoreUnavailable
@@ -24,19 +23,17 @@ from policies.verification import unverified
 from proxy.generation import BACKLOG, INTERNAL_ERROR, NO_ANSWER, STORE_UNAVAILABLE, Generation
 from proxy.metrics import Metrics
 from proxy.outage import Outage
+from proxy.responses import Finished, Packed, Unchecked, aside, enqueue, is_full, is_outage, trace
 from proxy.room import Backlog, Room
-from verifier_pool import connection, durable, fair
+from verifier_pool import connection, durable
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
-    OPEN,
     PREFIX,
-    VERIFY_JOB,
     VERIFY_QUEUE,
-    evidence_key,
 )
-from verifier_pool.scripts import STORE_VERDICT, note_waiting, store_verdict_args, store_verdict_keys
+from verifier_pool.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
 from verifier_pool.telemetry import names, spans
-from verifier_pool.telemetry.tracing import Attributes, Tracing
+from verifier_pool.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -48,34 +45,6 @@ _MOST_LOST = 100_000
 _BATCH = 16
 _DURABLE_BATCH = 64
 """Responses written at once, as far as so many are waiting; more where each write waits until it is durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A response that is over; `evidence` turns what the tap saw into values, `size` is what it read (bytes), `since`
-    when it came here (nanoseconds of Unix time), where it is traced."""
-
-    generation: Generation
-    evidence: Callable[[], Sequence[Evidence]]
-    size: int
-    since: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Unchecked:
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    item: _Finished
-    data: bytes
-    choices: Sequence[Evidence]
-
-    @property
-    def backend(self) -> str:
-        return self.item.generation.backend
 
 
 class Recorder:
@@ -108,8 +77,8 @@ class Recorder:
         self._outage = outage
         self._metrics = metrics
         self._tracing = tracing
-        self._todo: queue.SimpleQueue[_Finished | _Unchecked | None] = queue.SimpleQueue()
-        self._lost: deque[_Unchecked] = deque(maxlen=_MOST_LOST)
+        self._todo: queue.SimpleQueue[Finished | Unchecked | None] = queue.SimpleQueue()
+        self._lost: deque[Unchecked] = deque(maxlen=_MOST_LOST)
         self._probe = connection.connect(url, timeout=_PROBE + more, connect_timeout=_PROBE, retries=0)
         self._next_probe = 0.0
         self._room = Room(max_items, max_bytes)
@@ -141,18 +110,18 @@ class Recorder:
             self.unchecked(generation, STORE_UNAVAILABLE)
             return
         if self._room.take(generation.backend, size):
-            self._todo.put(_Finished(generation, evidence, size, time.time_ns() if generation.trace else 0))
+            self._todo.put(Finished(generation, evidence, size, time.time_ns() if generation.trace else 0))
         else:
             self.unchecked(generation, BACKLOG)
 
     def unchecked(self, generation: Generation, reason: str) -> None:
         """Give a generation the verdict `unverified`; returns at once."""
         self._count(generation, reason)
-        self._todo.put(_Unchecked(generation, reason))
+        self._todo.put(Unchecked(generation, reason))
 
     def _run(self) -> None:
         while True:
-            item: _Finished | _Unchecked | None
+            item: Finished | Unchecked | None
             try:
                 item = self._todo.get(timeout=_PROBE)
             except queue.Empty:
@@ -170,9 +139,9 @@ class Recorder:
             with self._minding([]):
                 self._backlog.refresh()
 
-    def _more(self) -> list[_Finished | _Unchecked]:
+    def _more(self) -> list[Finished | Unchecked]:
         """What else is to be done already: one round trip, and one wait for durability, serve several."""
-        items: list[_Finished | _Unchecked] = []
+        items: list[Finished | Unchecked] = []
         most = _BATCH if durable.command(self._settings.durability) is None else _DURABLE_BATCH
         with contextlib.suppress(queue.Empty):
             while len(items) < most - 1:
@@ -183,16 +152,16 @@ class Recorder:
                 items.append(item)
         return items
 
-    def _do(self, items: Sequence[_Finished | _Unchecked]) -> None:
-        ready: list[_Packed] = []
+    def _do(self, items: Sequence[Finished | Unchecked]) -> None:
+        ready: list[Packed] = []
         for item in items:
-            if isinstance(item, _Finished):
+            if isinstance(item, Finished):
                 self._room.leave(item.generation.backend, item.size)
             if self._outage.down:
                 self._lose(item)
                 continue
             with self._minding([item]):
-                if isinstance(item, _Unchecked):
+                if isinstance(item, Unchecked):
                     self._decide(item.generation, item.reason)
                 elif (packed := self._pack(item, ready)) is not None:
                     ready.append(packed)
@@ -200,12 +169,12 @@ class Recorder:
             self._write(ready)
 
     @contextlib.contextmanager
-    def _minding(self, items: Sequence[_Finished | _Unchecked]) -> Iterator[None]:
+    def _minding(self, items: Sequence[Finished | Unchecked]) -> Iterator[None]:
         """Nothing that goes wrong takes the thread with it, or leaves these without a verdict."""
         try:
             yield
         except Exception as error:
-            if _outage(error):
+            if is_outage(error):
                 self._failed(error)
                 for item in items:
                     self._lose(item)
@@ -213,25 +182,25 @@ class Recorder:
             # A record that cannot be made is our own fault, or that of what somebody put under its name.
             for item in items:
                 logger.exception("evidence could not be recorded", extra={"id": item.generation.id})
-                if isinstance(item, _Finished):
+                if isinstance(item, Finished):
                     self.unchecked(item.generation, INTERNAL_ERROR)
 
-    def _pack(self, item: _Finished, before: Sequence[_Packed]) -> _Packed | None:
+    def _pack(self, item: Finished, before: Sequence[Packed]) -> Packed | None:
         """What is stored of a response after those `before` it; None when it has its verdict already."""
         generation, choices = item.generation, item.evidence()
         if not choices:
             self._decide(generation, NO_ANSWER)
             return None
-        with _aside():
+        with aside():
             self._metrics.counted(generation, choices)
-        found = _Packed(item, codec.pack(choices), choices)
+        found = Packed(item, codec.pack(choices), choices)
         already = [len(each.data) for each in before if each.backend == found.backend]
         if self._backlog.admits(generation.backend, len(found.data), already):
             return found
         self._shed(found)
         return None
 
-    def _write(self, batch: Sequence[_Packed]) -> None:
+    def _write(self, batch: Sequence[Packed]) -> None:
         """Store evidence with its jobs, all or nothing; when Redis is full one by one, shedding what does not fit."""
         if self._outage.down:
             for each in batch:
@@ -241,7 +210,7 @@ class Recorder:
             try:
                 self._store(batch)
             except Exception as error:
-                if not _full(error) and (len(batch) == 1 or _outage(error)):
+                if not is_full(error) and (len(batch) == 1 or is_outage(error)):
                     raise
                 if len(batch) == 1:
                     self._shed(batch[0])
@@ -251,52 +220,28 @@ class Recorder:
                 return
             self._trace(batch, "queued")
 
-    def _store(self, batch: Sequence[_Packed]) -> None:
+    def _store(self, batch: Sequence[Packed]) -> None:
         pipeline = durable.transaction(self._redis, self._settings.durability)
         pipeline.multi()
         for each in batch:
             self._queue(each, pipeline)
         pipeline.execute()
 
-    def _queue(self, packed: _Packed, pipeline: Pipeline) -> None:
-        generation, rules, size = packed.item.generation, self._settings.verification, len(packed.data)
-        options = fair.options(
-            generation.id,
-            rules,
-            inline=generation.mode == "inline",
-            tenant=generation.owner,
-            tokens=sum(len(choice.prompt_ids) + len(choice.output_ids) for choice in packed.choices),
-            size=size,
-        )
-        self._jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **options)
-        pipeline.set(evidence_key(generation.id), packed.data, ex=rules.evidence_ttl)
-        now = time.time()
-        pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
-        note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, size)
+    def _queue(self, packed: Packed, pipeline: Pipeline) -> None:
+        enqueue(packed, self._jobs, pipeline, self._settings.verification)
 
-    def _trace(self, batch: Sequence[_Packed], outcome: str) -> None:
-        if self._tracing is None:
-            return
-        for each in batch:
-            generation = each.item.generation
-            told: Attributes = {
-                names.ID: generation.id,
-                names.BACKEND: generation.backend,
-                names.SIZE: len(each.data),
-                names.CHOICES: len(each.choices),
-                names.OUTCOME: outcome,
-            }
-            with _aside():
-                self._tracing.past(names.RECORD, generation.trace, each.item.since, None, told)
+    def _trace(self, batch: Sequence[Packed], outcome: str) -> None:
+        if self._tracing is not None:
+            trace(self._tracing, batch, outcome)
 
-    def _shed(self, packed: _Packed) -> None:
+    def _shed(self, packed: Packed) -> None:
         self._trace([packed], BACKLOG)
         generation = packed.item.generation
         self._count(generation, BACKLOG)
         self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
 
     def _count(self, generation: Generation, reason: str) -> None:
-        with _aside():
+        with aside():
             self._metrics.unrecorded.add(1, {"reason": reason, "backend": generation.backend})
 
     def _decide(self, generation: Generation, reason: str, tokens: int = 0) -> None:
@@ -312,10 +257,10 @@ class Recorder:
         if self._tracing is not None:
             self._tracing.past(names.VERDICT, generation.trace, began, None, spans.of_verdict(document))
 
-    def _lose(self, item: _Finished | _Unchecked) -> None:
-        if isinstance(item, _Finished):
+    def _lose(self, item: Finished | Unchecked) -> None:
+        if isinstance(item, Finished):
             self._count(item.generation, STORE_UNAVAILABLE)
-            item = _Unchecked(item.generation, STORE_UNAVAILABLE)
+            item = Unchecked(item.generation, STORE_UNAVAILABLE)
         if len(self._lost) == _MOST_LOST:
             self._metrics.dropped.add(1)
         self._lost.append(item)
@@ -342,30 +287,11 @@ class Recorder:
         if not connection.our_own(error):
             self._outage.failed(error)
 
-    def _tell(self, item: _Unchecked) -> None:
+    def _tell(self, item: Unchecked) -> None:
         """As `_decide`; one that can never be written is no reason to stop. Raises when Redis is away again."""
         try:
             self._decide(item.generation, item.reason)
         except Exception as error:
-            if _outage(error):
+            if is_outage(error):
                 raise
             logger.exception("a generation has no record", extra={"id": item.generation.id})
-
-
-@contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """What only tells of a response costs it no verdict when it fails."""
-    try:
-        yield
-    except Exception:
-        logger.exception("a response could not be told of")
-
-
-def _full(error: BaseException) -> bool:
-    """Whether Redis has no memory for a write."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, ExecAbortError) and "OOM" in str(error))
-
-
-def _outage(error: BaseException) -> bool:
-    """Whether an error says that Redis is away, and not only that something is wrong with one generation."""
-    return isinstance(error, RedisError | OSError | StoreUnavailable) and not connection.about_one_key(error)
