@@ -12,8 +12,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts
 ARGS ?=
-# Unit tests wait for processes and sockets half of their time, so one more of them runs than there are cores.
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Unit tests wait for processes and sockets half of their time, so twice as many of them run as there are cores.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
+# End-to-end tests run by files, this many at once. Each starts a server of its own, which takes half of the cores.
+SERVERS ?= 2
 
 demo: $(VENV)/.vllm
 	@$(BIN)/countersign demo $(ARGS)
@@ -33,7 +35,7 @@ alone: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "alone and not e2e" $(ARGS)
 
 e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e $(ARGS)
+	$(BIN)/python -m pytest -m e2e -n $(SERVERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,6 +11,15 @@ from benchmarks.demo.models import DemoModels
 from tests.e2e.product import calibrated
 
 
+LONGEST = ("standing", "options", "main_job", "differential", "text")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files are run side by side, and the longest ones begin."""
+    order = {Path(__file__).with_name(f"test_{name}.py"): at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.fixture(scope="session")
 def profile(demo_models: DemoModels, vllm_server: str, valkey: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile of the honest server, of 40 answers. While developing, TEST_PROFILE names one made before."""
