@@ -10,7 +10,6 @@ import pytest
 from benchmarks.demo.models import DemoModels
 from tests.e2e.product import calibrated
 
-
 LONGEST = ("standing", "options", "main_job", "differential", "text")
 
 
