@@ -49,7 +49,7 @@ def test_commands_and_python_run(page: str, stack: Trial) -> None:
         elif block.language == "python" and not script:
             script = python_of(page, stack)
             said = run_python(script, stack)
-            assert len(re.findall(r"\b(?:pass|inconclusive)\b", said)) >= SAYS.get(page, 0)
+            assert len(re.findall(r"\b(?:pass|inconclusive)\b", said)) >= SAYS.get(page, 0), said
             assert "reject" not in said
 
 
