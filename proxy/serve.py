@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 class _Server(uvicorn.Server):
     """Uvicorn, except that a signal first drains: readiness turns false, what runs is finished and taken by its client,
     new requests are refused with 503, and only then the sockets close. What still runs after `most` seconds of that is
-    broken off and recorded as it is. A second signal ends at once."""
+    broken off and recorded as it is. After a second signal no time is left, and a third one ends at once."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain, most: float | None) -> None:
         super().__init__(config)
@@ -83,13 +83,16 @@ class _Server(uvicorn.Server):
         self._most = math.inf if most is None else most
         self._over = math.inf
         self._told = False
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
-        if self._drain.draining:
-            self.should_exit = self.force_exit = True
+        self._signals += 1
         self._drain.draining = True
-        self._over = time.monotonic() + self._most
+        if self._signals > 2:
+            self.should_exit = self.force_exit = True
+        else:
+            self._over = time.monotonic() + (self._most if self._signals == 1 else 0.0)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; true ends the main loop."""

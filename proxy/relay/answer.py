@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -16,7 +17,7 @@ from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.encoding import Decoder, Identity
 from proxy.relay.record import Record
-from proxy.relay.slices import Stint, slices
+from proxy.relay.slices import SLICE, Stint, slices
 from proxy.relay.transport import UpstreamResponse
 from proxy.services import Services
 from proxy.tap.types import Tap
@@ -142,6 +143,11 @@ class Answer:
                 return found
         except StoreUnavailable:
             return unverified(self.generation.id, STORE_UNAVAILABLE, intent, time.time())
+        except asyncio.CancelledError:
+            if not self.services.drain.over:
+                raise
+            # The answer is here, whole: it does not stay because the time to wait for its verdict is over.
+            return pending(intent)
         finally:
             self.services.metrics.inline_wait.record(self._clock.waited - before)
 
@@ -174,7 +180,7 @@ def nothing() -> None:
 def _pieces(decoder: Decoder, data: bytes, tap: Tap) -> Iterator[bytes]:
     """What was read, plain, in slices where the tap works on it at once."""
     for piece in decoder.decode(data):
-        if tap.streamed:
+        if tap.streamed and len(piece) > SLICE:
             yield from slices(piece)
         else:
             yield piece

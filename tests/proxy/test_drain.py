@@ -35,8 +35,8 @@ Start = Callable[..., Serve]
 
 
 @pytest.fixture
-def serving(tmp_path: Path, backend: FakeBackend, valkey: Valkey) -> Iterator[Serve]:
-    """One that gives running answers a second."""
+def start(tmp_path: Path, backend: FakeBackend, valkey: Valkey) -> Iterator[Start]:
+    """Makes one, with these arguments, that has `backend` and an empty Valkey."""
     with valkey.client() as client:
         client.flushall()
     settings = {
@@ -46,23 +46,34 @@ def serving(tmp_path: Path, backend: FakeBackend, valkey: Valkey) -> Iterator[Se
         "backends": [{"name": "b", "url": backend.url, "model": "m", "served_model": "served"}],
         "health": {"interval": 0},
     }
-    running = Serve(tmp_path, settings, "--drain", f"{SECONDS:g}")
-    try:
-        running.ready()
-        yield running
-    finally:
-        running.process.kill()
-        running.process.wait()
-        assert running.process.stderr is not None
-        running.process.stderr.close()
+    with contextlib.ExitStack() as stack:
+
+        def run(*arguments: str) -> Serve:
+            running = Serve(tmp_path, settings, *arguments)
+            assert running.process.stderr is not None
+            stack.callback(running.process.stderr.close)
+            stack.callback(running.process.wait)
+            stack.callback(running.process.kill)
+            running.ready()
+            return running
+
+        yield run
+
+
+@pytest.fixture
+def serving(start: Start) -> Serve:
+    """One that gives running answers a second."""
+    return start("--drain", f"{SECONDS:g}")
 
 
 @contextmanager
-def _asking(port: int, *, body: bytes | None = None, times: int = 1, **fields: Any) -> Iterator[socket.socket]:
+def _asking(
+    port: int, *, body: bytes | None = None, more: bytes = b"", times: int = 1, **fields: Any
+) -> Iterator[socket.socket]:
     """A client that has asked, and reads nothing."""
     whole = json.dumps(CHAT | fields).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
-    head %= (b"" if times > 1 else b"connection: close\r\n", len(whole))
+    head %= (more if times > 1 else more + b"connection: close\r\n", len(whole))
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(20)
@@ -245,3 +256,33 @@ def test_nor_what_is_cut_of_others(make_rig: Callable[..., Rig], caplog: pytest.
             rig.http.post(path, json={"model": "m", "input": "x"})
         wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_waits_for_its_verdict_goes_without(serving: Serve, backend: FakeBackend, stream: bool) -> None:
+    backend.script = wire.stream() if stream else [wire.whole(wire.BODY)]
+    with _asking(_port(serving), more=b"x-countersign-mode: inline\r\n", stream=stream) as client:
+        wait_until(lambda: backend.requests and not backend.busy)
+        serving.process.send_signal(signal.SIGTERM)
+        got = _rest(client)
+        assert serving.wait() == 0
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert b'"pending"' in got
+    assert got.endswith(wire.LAST_CHUNK) if stream else json.loads(got.partition(b"\r\n\r\n")[2])
+    _told(serving)
+
+
+def test_after_a_second_signal_no_time_is_left(start: Start, backend: FakeBackend, valkey: Valkey) -> None:
+    backend.script = [*BEGUN, PeerCloses()]
+    patient = start()
+    with _asking(_port(patient), stream=True) as client:
+        got = b""
+        while b" two" not in got:
+            got += client.recv(65536)
+        patient.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{patient.url}/readyz").status_code == 503)
+        patient.process.send_signal(signal.SIGTERM)
+        assert not _rest(client).endswith(wire.LAST_CHUNK)
+        assert patient.wait() == 0
+    assert _record(valkey).faults == ("proxy_stopped",)
+    _told(patient)
