@@ -219,7 +219,8 @@ def _env() -> Schema:
     owned = f"^COUNTERSIGN_({_any_case('CONFIG|HOST|PORT')})$"
     name = {"type": "string", "minLength": 1, "not": {"pattern": owned}}
     words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|COUNTERSIGN_KEYS|HEADERS"
-    inside = f"({_any_case('API_KEY|SECRET|SHA256')})|://[^/?#]*@"
+    token = f"(^|[^_a-zA-Z]){_any_case('TOKEN')}[\"']?\\s*:"
+    inside = f"({_any_case('API_KEY|SECRET|SHA256')})|{token}|://[^/?#]*@"
     return {
         **closed({"name": name, "value": _TEXT | {"not": {"pattern": inside}}, "valueFrom": _FREE}, required=["name"]),
         "if": {"properties": {"name": {"pattern": f"({_any_case(words)})"}}},
