@@ -35,6 +35,7 @@ FIXED_IN_PROXY: tuple[Path, ...] = (
     ("bounds",),
     ("timeouts", "connect"),
     ("timeouts", "client"),
+    ("timeouts", "total"),
     ("relay", "passthrough"),
 )
 FIXED_IN_WORKER: tuple[Path, ...] = (*FIXED, ("verification", "job_timeout"))

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 EVERY = 1.0
 """Seconds between two looks at Redis."""
-_TOLD_SECONDS = 30
+_TOLD_SECONDS = 5
 """For so long other proxies that apply the same settings add nothing to the audit log."""
 
 _LOOK = """
@@ -52,8 +52,6 @@ return found
 """Lua: what is new. KEYS: `backends-version`, `backends`, `reload`, `audit-log`. ARGV: the version and the entry that
 are known."""
 
-_TELL = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
-_LEAVE = "redis.call('HDEL', KEYS[1], ARGV[1])"
 _NOTE = """
 if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then
   redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[2], '*', 'entry', ARGV[3])
@@ -128,7 +126,7 @@ class Following:
         if self._task is not None:
             await end(self._task)
         with contextlib.suppress(StoreUnavailable):
-            await self._run(_LEAVE, [running.RUNNING], [self.said.id])
+            await self._run(running.LEAVE, running.KEYS, [self.said.id])
 
     def wake(self) -> None:
         """Read the file now, changed or not."""
@@ -152,7 +150,7 @@ class Following:
             if time.monotonic() >= self._said_at:
                 self._said_at = time.monotonic() + running.EVERY
                 with contextlib.suppress(StoreUnavailable):
-                    await self._run(_TELL, [running.RUNNING], list(running.encoded(self.said)))
+                    await self._run(running.TELL, running.KEYS, running.tell_arguments(self.said))
 
     async def _hear(self) -> bool:
         """What Redis says; whether other backends are laid over the file's than before."""

@@ -1,11 +1,15 @@
 """Which processes run and by which settings, as each says of itself in Redis, and how all are asked to read them anew.
 
-running  hash: by process (`new_id`) what it said last, JSON (`Said`); who was silent for `SILENT` seconds is gone
-reload   JSON: the last time that somebody asked for the settings to be read anew (`ask`)
+    running     hash: by process what it said last, JSON (`Said`); who was silent for `SILENT` seconds is gone
+    running-at  sorted set of processes, scored by the second at which they said it
+    reload      JSON: the last time that somebody asked for the settings to be read anew (`ask`), for an hour
+
+Each process says it every few seconds, and whenever something changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -24,7 +28,22 @@ RELOAD = PREFIX + "reload"
 EVERY = 5.0
 """Seconds after which a process says that it runs, at the latest."""
 SILENT = 30.0
-_FORGOTTEN = 3600.0
+_FORGOTTEN = 3600
+_RUNNING_AT = PREFIX + "running-at"
+
+TELL = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+local oldest = tonumber(ARGV[3]) - tonumber(ARGV[4])
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', oldest)) do redis.call('HDEL', KEYS[1], id) end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', oldest)
+for n = 1, 2 do redis.call('EXPIRE', KEYS[n], ARGV[4]) end
+"""
+"""Lua: say what a process is up to, and forget those that were silent for long. KEYS are `KEYS`, ARGV
+`tell_arguments`."""
+LEAVE = "redis.call('HDEL', KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
+"""Lua: this process ends. KEYS are `KEYS`. ARGV: its id."""
+KEYS = [RUNNING, _RUNNING_AT]
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -77,50 +96,41 @@ def begun(kind: str, does: str = "") -> Said:
     return Said(secrets.token_hex(8), kind, socket.gethostname(), os.getpid(), now, now, does, since=now)
 
 
-def encoded(said: Said) -> tuple[str, bytes]:
-    """Field and value of `running`, said now."""
-    return said.id, msgspec.json.encode(msgspec.structs.replace(said, at=time.time()))
+def tell_arguments(said: Said) -> list[str | bytes | int]:
+    """ARGV of `TELL`."""
+    now = time.time()
+    return [said.id, msgspec.json.encode(msgspec.structs.replace(said, at=now)), f"{now:.3f}", _FORGOTTEN]
 
 
-def alive(stored: Mapping[bytes, bytes], now: float) -> tuple[list[Said], list[bytes]]:
-    """Who runs, and fields of those who are gone for good."""
-    found, gone = list[Said](), list[bytes]()
-    for field, data in stored.items():
-        try:
-            said = _said.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            gone.append(field)
-            continue
-        if said.at >= now - SILENT:
-            found.append(said)
-        elif said.at < now - _FORGOTTEN:
-            gone.append(field)
-    return sorted(found, key=lambda said: (said.kind, said.host, said.pid, said.does)), gone
+def alive(stored: Mapping[bytes, bytes], now: float) -> list[Said]:
+    """Who runs, of those that `running` holds."""
+    found = list[Said]()
+    for data in stored.values():
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            if (said := _said.decode(data)).at >= now - SILENT:
+                found.append(said)
+    return sorted(found, key=lambda said: (said.kind, said.host, said.pid, said.does))
 
 
 def processes(redis: Redis) -> list[Said]:
-    """Who runs now. Forgets those who are gone for good."""
-    found, gone = alive(cast("dict[bytes, bytes]", redis.hgetall(RUNNING)), time.time())
-    if gone:
-        redis.hdel(RUNNING, *gone)
-    return found
+    """Who runs now."""
+    return alive(cast("dict[bytes, bytes]", redis.hgetall(RUNNING)), time.time())
 
 
 def tell(redis: Redis, said: Said) -> None:
     """Say it."""
-    field, data = encoded(said)
-    redis.hset(RUNNING, field, data)
+    redis.eval(TELL, len(KEYS), *KEYS, *tell_arguments(said))
 
 
 def leave(redis: Redis, said: Said) -> None:
     """This process ends."""
-    redis.hdel(RUNNING, said.id)
+    redis.eval(LEAVE, len(KEYS), *KEYS, said.id)
 
 
 def ask(redis: Redis, by: str) -> Asked:
     """Ask every process to read its settings anew, which each does within two seconds."""
     asked = Asked(secrets.token_hex(8), by, time.time())
-    redis.set(RELOAD, msgspec.json.encode(asked))
+    redis.set(RELOAD, msgspec.json.encode(asked), ex=_FORGOTTEN)
     return asked
 
 

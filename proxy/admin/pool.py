@@ -12,7 +12,7 @@ from policies.errors import Conflict, InvalidRequest, NotFound
 from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of
 from proxy.admin.auth import Admin
 from verifier_pool import letters, orders, receivers, running
-from verifier_pool.queue import WEBHOOK_QUEUE
+from verifier_pool.queue import WEBHOOK_QUEUE, queue_of
 
 _MOST_WAIT = 30.0
 
@@ -106,8 +106,11 @@ async def resume(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
 
 
 def _queues(desk: Desk) -> dict[str, Any]:
-    now, redis = time.time(), desk.hands.redis
-    found = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
+    now, redis, models = time.time(), desk.hands.redis, dict[str, str]()
+    for model in desk.services.settings.models:
+        models |= {queue_of(model): model, queue_of(model, second=True): model}
+    states = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
+    found = [{**state, "model": models.get(state["queue"])} for state in states]
     return {"object": "list", "data": found, "dead": [letters.shown(each, now) for each in letters.find(redis)]}
 
 

@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 from tests.proxy.admin.conftest import KEYS, House, eventually
 from verifier_pool import orders, running, trail
 from verifier_pool.fair import FairQueue
-from verifier_pool.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key
+from verifier_pool.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
 
 HOOK = {"url": "https://example.com/secret-path", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
 
@@ -25,6 +25,10 @@ def test_queues_are_shown_with_what_failed(house: House) -> None:
     (shown,) = house.get("/admin/queues")["data"]
     assert (shown["queue"], shown["waiting"], shown["in_flight"], shown["dead"]) == (VERIFY_QUEUE, 1, 0, 0)
     assert shown["oldest_seconds"] >= 0
+    assert shown["model"] is None
+    other = FairQueue(queue_of("m"), connection=house.redis, serializer=JSONSerializer)
+    other.enqueue(VERIFY_JOB, "b" * 32, job_id="b" * 32)
+    assert {each["model"] for each in house.get("/admin/queues")["data"]} == {"m", None}
 
 
 def test_what_workers_are_asked_is_done_by_one_and_answered(house: House) -> None:
