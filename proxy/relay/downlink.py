@@ -56,7 +56,8 @@ class Downlink:
         self.delivered = last
         if self._clock.shown is None:
             self._clock.showing()
-        await self._clock.writing(self._say({"type": "http.response.body", "body": data, "more_body": not last}))
+        message = {"type": "http.response.body", "body": data, "more_body": not last}
+        await self._clock.writing(self.send(message) if self._turn is None else self._say(message))
 
     @contextmanager
     def kept_alive(self, stream: bool, headers: Callable[[Headers], Headers]) -> Iterator[None]:

@@ -66,6 +66,8 @@ _NEVER_DOWN_PREFIXES = (b"x-countersign-", b"access-control-", b"proxy-", b"auth
 
 def _request_ids(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The client's names for its request that can be passed on."""
+    if headers.keys().isdisjoint(_REQUEST_IDS):
+        return {}
     return {name: value for name in _REQUEST_IDS if _REQUEST_ID.fullmatch(value := headers.get(name, b""))}
 
 
@@ -104,9 +106,11 @@ def upstream_headers(
     ]
     if api_key is not None:
         up.append(("authorization", f"Bearer {api_key.get_secret_value()}"))
-    up.extend((name.decode(), value.decode()) for name, value in _request_ids(headers).items())
-    passed = (() if verifiable else _UP_UNVERIFIED) + (_UP_TRACED if traced else ())
-    up.extend((name.decode(), headers[name].decode("latin-1")) for name in passed if name in headers)
+    for name, value in _request_ids(headers).items():
+        up.append((name.decode(), value.decode()))
+    for name in (() if verifiable else _UP_UNVERIFIED) + (_UP_TRACED if traced else ()):
+        if name in headers:
+            up.append((name.decode(), headers[name].decode("latin-1")))
     return up
 
 
@@ -145,4 +149,7 @@ def _without_coding(content_type: bytes) -> bytes:
 
 def first(raw: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
     """The first header of that (lower-case) name, or nothing."""
-    return next((value for name, value in raw if name.lower() == wanted), b"")
+    for name, value in raw:
+        if name.lower() == wanted:
+            return value
+    return b""

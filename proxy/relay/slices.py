@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-_SLICE = 8 * 1024
+SLICE = 8 * 1024
 """Bytes of a stream; the smallest events that it can be made of take two microseconds a byte."""
 _TURN = 0.005
 
@@ -14,9 +14,9 @@ _TURN = 0.005
 def slices(data: bytes) -> Iterator[bytes]:
     """Parts of 8 KiB at most, cut after a whole event where one ends in time."""
     at = 0
-    while len(data) - at > _SLICE:
-        end = data.rfind(b"\n\n", at, at + _SLICE)
-        end = at + _SLICE if end < 0 else end + 2
+    while len(data) - at > SLICE:
+        end = data.rfind(b"\n\n", at, at + SLICE)
+        end = at + SLICE if end < 0 else end + 2
         yield data[at:end]
         at = end
     yield data[at:] if at else data

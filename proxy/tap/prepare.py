@@ -26,11 +26,13 @@ from proxy.tap.types import Asked, Prepared
 if TYPE_CHECKING:
     from proxy.relay.body import Body
 
+_USAGE = raw({"include_usage": True})
 _spelled = lru_cache(maxsize=256, typed=True)(raw)
-"""Defaults are the same in every request."""
+"""Defaults and names of models are the same in every request."""
 
 TOP = TOP_LOGPROBS
 """Alternatives asked for per token. Chat drops the 20th when the sampled token is outside the top 20."""
+_TOP = raw(TOP)
 
 
 def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed: int) -> Prepared:
@@ -68,7 +70,7 @@ def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed:
     upstream_stream, usage = _ask_usage(fields, raws, body.stream, buffered=backend.routed_experts == "buffer")
     _set_flag(fields, raws, "return_token_ids")
     served = backend.served_model or backend.model
-    raws["model"] = raw(served)
+    raws["model"] = _spelled(served)
     return Prepared(
         endpoint=endpoint,
         body=write(raws),
@@ -122,23 +124,23 @@ def _ask_chat_logprobs(fields: dict[str, Any], raws: Object) -> int | None:
         return None
     raws["logprobs"] = TRUE
     if not wants:
-        raws["top_logprobs"] = raw(TOP)
+        raws["top_logprobs"] = _TOP
         return None
     if 0 <= count < TOP:
-        raws["top_logprobs"] = raw(TOP)
+        raws["top_logprobs"] = _TOP
     return count
 
 
 def _ask_completion_logprobs(fields: dict[str, Any], raws: Object) -> int | None:
     value = fields.get("logprobs")
     if value is None:
-        raws["logprobs"] = raw(TOP)
+        raws["logprobs"] = _TOP
         return None
     count = lax.integer(value) if isinstance(value, int | float) else None
     if count is None or count < -1:
         return None
     if 0 <= count < TOP:
-        raws["logprobs"] = raw(TOP)
+        raws["logprobs"] = _TOP
     return count
 
 
@@ -156,14 +158,16 @@ def _ask_usage(fields: dict[str, Any], raws: Object, stream: bool, *, buffered: 
     if not stream or not (options is None or isinstance(options, dict)):
         return stream, False
     options = options or {}
-    if any(value is not None and lax.boolean(value) is None for value in _usage_flags(options)):
+    if options and any(value is not None and lax.boolean(value) is None for value in _usage_flags(options)):
         return True, False
-    usage = bool(lax.boolean(options.get("include_usage")))
+    usage = bool(options and lax.boolean(options.get("include_usage")))
     if buffered:
         raws["stream"] = FALSE
         raws.pop("stream_options", None)
         return False, usage
-    if not usage:
+    if not options:
+        raws["stream_options"] = _USAGE
+    elif not usage:
         kept = read_object(raws["stream_options"]) if options else None
         kept = {name: value for name, value in (kept or {}).items() if name != "continuous_usage_stats"}
         raws["stream_options"] = raw({**kept, "include_usage": TRUE})

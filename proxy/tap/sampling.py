@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from policies.evidence import Endpoint, Sampling
@@ -22,6 +23,16 @@ DEFAULTS: dict[str, float | int] = {
 COMPLETIONS_MAX_TOKENS = 16
 _COLDEST = 1e-2
 _GREEDY = 1e-5
+_RARE = (
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+)
 _GRAMMAR_FORMATS = ("json_object", "json_schema", "structural_tag")
 
 
@@ -51,7 +62,10 @@ def resolve(
     As vLLM does, a temperature below 1e-5 is greedy and switches top-p, top-k and min-p off, and one below
     0.01 is raised to it. In chat without a limit, `max_tokens` is the generation config's `max_new_tokens`.
     """
-    numbers = {name: _number(fields.get(name), default) for name, default in DEFAULTS.items()}
+    numbers = {
+        name: value if type(value := fields.get(name)) is float and isfinite(value) else _number(value, default)
+        for name, default in DEFAULTS.items()
+    }
     temperature = numbers["temperature"]
     if 0 < temperature < _COLDEST:
         temperature = _COLDEST
@@ -64,19 +78,26 @@ def resolve(
         seed=seed,
         client_seed=client_seed,
         max_tokens=_max_tokens(endpoint, fields, generation_config),
-        min_tokens=lax.integer(fields.get("min_tokens")) or 0,
         repetition_penalty=numbers["repetition_penalty"],
         presence_penalty=numbers["presence_penalty"],
         frequency_penalty=numbers["frequency_penalty"],
-        ignore_eos=bool(lax.boolean(fields.get("ignore_eos"))),
-        stop=lax.strings(fields.get("stop")),
-        stop_token_ids=lax.integers(fields.get("stop_token_ids")),
-        include_stop_str_in_output=bool(lax.boolean(fields.get("include_stop_str_in_output"))),
-        logit_bias=_logit_bias(fields.get("logit_bias")),
-        allowed_token_ids=lax.integers(fields.get("allowed_token_ids")),
-        bad_words=lax.strings(fields.get("bad_words")),
         grammar=_has_grammar(endpoint, fields, grammar),
+        **({} if fields.keys().isdisjoint(_RARE) else _rare(fields)),
     )
+
+
+def _rare(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What few requests say anything of."""
+    return {
+        "min_tokens": lax.integer(fields.get("min_tokens")) or 0,
+        "ignore_eos": bool(lax.boolean(fields.get("ignore_eos"))),
+        "stop": lax.strings(fields.get("stop")),
+        "stop_token_ids": lax.integers(fields.get("stop_token_ids")),
+        "include_stop_str_in_output": bool(lax.boolean(fields.get("include_stop_str_in_output"))),
+        "logit_bias": _logit_bias(fields.get("logit_bias")),
+        "allowed_token_ids": lax.integers(fields.get("allowed_token_ids")),
+        "bad_words": lax.strings(fields.get("bad_words")),
+    }
 
 
 def _number(value: Any, default: float) -> float:
@@ -107,9 +128,8 @@ def _has_grammar(endpoint: Endpoint, fields: Mapping[str, Any], servers: str) ->
         return True
     if fields.get("structured_outputs") is not None:
         return True
-    for name, value in fields.items():
-        if name.startswith("guided_") and value is not None:
-            return True
+    if [name for name, value in fields.items() if name[:7] == "guided_" and value is not None]:
+        return True
     if endpoint != "chat":
         return False
     tools = fields.get("tools")

@@ -31,8 +31,9 @@ class View:
         self._asked = asked
         self._choices = prepared.prompts * prepared.n
         self._wants_logprobs = asked.logprobs is not None
-        self._served = bytes(raw(prepared.served_model))
-        self._public = raw(model_name) if model_name and model_name != prepared.served_model else None
+        renamed = bool(model_name) and model_name != prepared.served_model
+        self._served = bytes(raw(prepared.served_model)) if renamed else b""
+        self._public = raw(model_name) if renamed else None
         rebuild_strings = prepared.ids_as_tokens and not asked.tokens_as_ids
         self._strings = strings if rebuild_strings else None
         self._rebuilders: dict[bytes, Rebuilder] = {}
