@@ -24,7 +24,7 @@ from proxy.relay.reply import Reply
 from proxy.relay.transport import UpstreamRequest, UpstreamResponse
 from proxy.services import Services
 from proxy.tap.fields import refuse
-from proxy.tap.foreign import Passed, pass_on
+from proxy.tap.passed import Passed, pass_on
 from proxy.tap.prepare import prepare
 from proxy.tap.types import Prepared
 

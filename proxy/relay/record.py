@@ -13,7 +13,7 @@ from proxy.generation import ENDPOINT, STORE_UNAVAILABLE, Generation
 from proxy.relay.clock import Clock
 from proxy.relay.secret import NONE, secret_of
 from proxy.services import Services
-from proxy.tap.foreign import Passed
+from proxy.tap.passed import Passed
 from proxy.tap.types import Prepared, Tap
 
 

@@ -12,8 +12,8 @@ from proxy.relay.asgi import answer_error
 from proxy.relay.encoding import decoder_for
 from proxy.relay.refusal import Declined, retryable
 from proxy.relay.transport import UpstreamResponse
-from proxy.tap import open_tap
-from proxy.tap.foreign import Passed, error_event, open_foreign_tap
+from proxy.tap import open_foreign_tap, open_tap
+from proxy.tap.passed import Passed, error_event
 from proxy.tap.types import Prepared, Tap
 
 _EVENTS, _JSON = "text/event-stream", "application/json"

@@ -15,7 +15,7 @@ from proxy.backends.route import Route
 from proxy.backends.turn import Turn
 from proxy.relay.attempt import AskAnother, Attempt
 from proxy.relay.transport import UpstreamResponse
-from proxy.tap.foreign import Passed
+from proxy.tap.passed import Passed
 from proxy.tap.types import Prepared
 from proxy.tracing import OPERATIONS
 from verifier_pool.telemetry import names

@@ -11,7 +11,7 @@ from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.answer import Answer, Headers
 from proxy.relay.transport import UpstreamResponse
-from proxy.tap.foreign import error_event
+from proxy.tap.passed import error_event
 from proxy.tap.types import Tap
 
 _NO_CONTENT = 204

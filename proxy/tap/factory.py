@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from policies.settings import BoundsSettings
 from proxy.tap.allowed import allowed
+from proxy.tap.foreign import ForeignJsonTap, ForeignStreamTap, ForeignTap
+from proxy.tap.foreign_other import ForeignOtherTap
+from proxy.tap.passed import Passed
 from proxy.tap.restream import RestreamTap
 from proxy.tap.stream import StreamTap, UndeclaredTap
 from proxy.tap.tokens import TokenStrings
@@ -43,3 +46,13 @@ def open_tap(
     if prepared.asked.stream and not prepared.upstream_stream:
         return RestreamTap(prepared, model_name, tokenizer, most)
     return WholeTap(prepared, model_name, tokenizer, most)
+
+
+def open_foreign_tap(passed: Passed, *, content_type: str | None, bounds: BoundsSettings = _DEFAULT) -> ForeignTap:
+    """The tap for one answer."""
+    kind = (content_type or "").split(";")[0].strip().lower()
+    if kind == "text/event-stream":
+        return ForeignStreamTap(passed, bounds)
+    if kind in ("", "application/json") or kind.endswith("+json"):
+        return ForeignJsonTap(passed, bounds)
+    return ForeignOtherTap(passed, bounds)

@@ -1,33 +1,27 @@
-"""Endpoints whose answers carry no evidence: relayed as they are, with nothing in them that could pose as a verdict.
+"""Answers of endpoints without evidence: relayed as they are, with nothing in them that could pose as a verdict.
 
 Of a stream it is only known how it ends: one that breaks off gets an error event in the words of its endpoint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from policies.evidence import Evidence
-from policies.settings import BackendSettings, BoundsSettings
+from policies.settings import BoundsSettings
 from proxy.tap.allowed import passed_stream
 from proxy.tap.base import LARGE, error_body
 from proxy.tap.bill import Bill
-from proxy.tap.forged import START, Guard, Kind, as_utf8, kind_of, names_verdict, take_out, without_verdict
+from proxy.tap.forged import as_utf8, names_verdict, take_out, without_verdict
 from proxy.tap.outline import is_deeper
+from proxy.tap.passed import RESPONSES, Passed, error_event
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
 from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
-from proxy.tap.types import Asked
 from proxy.tap.words import MESSAGES, is_messages, said_in_a_stream
 
-if TYPE_CHECKING:
-    from proxy.relay.body import Body
-
-RESPONSES = "/v1/responses"
-_DEFAULT = BoundsSettings()
 _LAST = {
     MESSAGES: frozenset({"message_stop", "error"}),
     RESPONSES: frozenset({"response.completed", "response.failed", "response.incomplete", "error"}),
@@ -45,57 +39,6 @@ class _Typed(msgspec.Struct):
 
 
 _typed = msgspec.json.Decoder(_Typed)
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A request ready to go up as it came; only another name of the model is put in.
-
-    Attributes:
-        path: the endpoint's.
-        model: the model's public name. `served_model`: the backend's.
-        tokens: output tokens asked for in all; None when the request does not say.
-    """
-
-    path: str
-    body: bytes
-    asked: Asked
-    model: str
-    served_model: str
-    tokens: int | None = None
-
-    @property
-    def upstream_stream(self) -> bool:
-        """Whether the backend is asked to stream."""
-        return self.asked.stream
-
-
-def pass_on(body: Body, backend: BackendSettings) -> Passed:
-    """The request as it goes up."""
-    served = backend.served_model or backend.model
-    data = body.data if served == backend.model else write({**body.raws, "model": raw(served)})
-    tokens = None if body.most_tokens is None else body.most_tokens * body.choices
-    return Passed(body.endpoint, data, Asked(stream=body.stream), backend.model, served, tokens)
-
-
-def error_event(path: str, body: dict[str, Any], number: int = 0) -> bytes:
-    """An OpenAI-shaped error as the last event of a stream of that path; `number` events came before it."""
-    if path == MESSAGES:
-        return b"event: error\ndata: " + write(said_in_a_stream(body)) + b"\n\n"
-    if path == RESPONSES:
-        said = {name: body["error"][name] for name in ("code", "message", "param")}
-        return b"event: error\ndata: " + write({"type": "error", **said, "sequence_number": number}) + b"\n\n"
-    return b"data: " + write(body) + b"\n\n"
-
-
-def open_foreign_tap(passed: Passed, *, content_type: str | None, bounds: BoundsSettings = _DEFAULT) -> ForeignTap:
-    """The tap for one answer."""
-    kind = (content_type or "").split(";")[0].strip().lower()
-    if kind == "text/event-stream":
-        return ForeignStreamTap(passed, bounds)
-    if kind in ("", "application/json") or kind.endswith("+json"):
-        return ForeignJsonTap(passed, bounds)
-    return ForeignOtherTap(passed, bounds)
 
 
 class ForeignTap:
@@ -320,57 +263,3 @@ class ForeignStreamTap(ForeignTap):
         self.fault = fault
         body = msgspec.json.decode(error_body(fault))
         return error_event(self._passed.path, body, self._events)
-
-
-class ForeignOtherTap(ForeignStreamTap):
-    """What calls itself neither a stream of events nor JSON.
-
-    Clients read it as either all the same, so that is told by how it begins. What begins like JSON is held until it is
-    whole; any other bytes pass as they come, and break off where a verdict would begin.
-    """
-
-    def __init__(self, passed: Passed, bounds: BoundsSettings) -> None:
-        super().__init__(passed, bounds)
-        self._most = bounds.answer_bytes
-        self._start = bytearray()
-        self._kind: Kind | None = None
-        self._guard = Guard()
-
-    @property
-    def held(self) -> int:
-        """See Tap."""
-        return len(self._start) + super().held
-
-    def feed(self, data: bytes) -> bytes:
-        """See Tap."""
-        self.begun = True
-        if self._kind in (Kind.EVENTS, Kind.BYTES):
-            return self._pass(data)
-        self._start += data
-        self._kind = self._kind or kind_of(bytes(self._start[:START]))
-        if self._kind in (Kind.EVENTS, Kind.BYTES):
-            start, self._start = bytes(self._start), bytearray()
-            return self._pass(start)
-        if len(self._start) > self._most:
-            self.failed = self.cut = True
-            self._start = bytearray()
-        return b""
-
-    def close(self, fault: str | None = None) -> bytes:
-        """See Tap."""
-        if self._kind is Kind.EVENTS:
-            return super().close(fault)
-        self.cut |= fault is not None
-        if self._kind is Kind.BYTES:
-            return self._guard.rest()
-        start, self._start = bytes(self._start), bytearray()
-        return without_verdict(start)
-
-    def _pass(self, data: bytes) -> bytes:
-        if self._kind is Kind.EVENTS:
-            return super().feed(data)
-        out = self._guard.push(data)
-        self._fed += len(data)
-        if self._guard.stopped or self._fed > self._most_fed:
-            self.failed = self.cut = True
-        return out

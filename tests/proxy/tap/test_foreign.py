@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from policies.errors import InvalidRequest
 from policies.settings import BackendSettings, BoundsSettings
 from proxy.relay.body import Body
-from proxy.tap.foreign import RESPONSES, ForeignTap, Passed, open_foreign_tap, pass_on
+from proxy.tap import open_foreign_tap
+from proxy.tap.foreign import ForeignTap
+from proxy.tap.passed import RESPONSES, Passed, pass_on
 from proxy.tap.types import Asked
 from proxy.tap.words import MESSAGES
 

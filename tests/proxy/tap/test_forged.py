@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.relay.headers import client_headers
-from proxy.tap import open_tap
-from proxy.tap.foreign import Passed, open_foreign_tap
+from proxy.tap import open_foreign_tap, open_tap
 from proxy.tap.forged import Guard, names_verdict, without_verdict
+from proxy.tap.passed import Passed
 from proxy.tap.types import Asked, Tap
 from tests.proxy.tap.bodies import prepared
 
