@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
-from policies.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from policies.errors import ApiError, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from policies.record import Record
 from policies.standing import LONGEST_WHY, visible
 from policies.unit import declaration_of
 from proxy.api.auth import Client
@@ -17,10 +18,12 @@ from proxy.api.routes import TheClient, TheServices
 from proxy.backends.backend import Backend
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
+from verifier_pool import trail
 
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 16 * 1024
+_NOTE = "redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[1], '*', 'entry', ARGV[2])"
 
 router = APIRouter(prefix="/v1/backends")
 
@@ -70,13 +73,32 @@ async def standing(services: TheServices, backend: TheBackend) -> dict[str, Any]
 async def override(request: Request, services: TheServices, admin: Admin, backend: TheBackend) -> dict[str, Any]:
     """Quarantine a backend by hand, release it again, or pardon it; the reason goes into its audit trail."""
     asked = await _read(request)
-    record = await services.records.override(backend, asked.action, by=admin.name, why=asked.why.strip())
+    record = await _decided(services, admin, backend, asked)
     logger.warning(
         "a backend's standing was overridden",
         extra={"backend": backend.name, "action": asked.action, "by": admin.name, "state": record.state},
     )
     await _see(services)
     return services.records.show(record)
+
+
+async def _decided(services: Services, admin: Client, backend: Backend, asked: _Override) -> Record:
+    """Do it, with its entry in the audit log."""
+    result, after, why = "done", None, asked.why.strip()
+    try:
+        record = await services.records.override(backend, asked.action, by=admin.name, why=why)
+        after = {"state": record.state}
+    except ApiError as error:
+        result = error.message
+        raise
+    finally:
+        before = {"state": backend.standing.state}
+        named = (admin.actor, f"standing.{asked.action}", backend.name)
+        said = trail.entry(*named, before=before, after=after, result=result, why=why)
+        arguments: list[str | int] = [services.settings.admin.audit_entries, said]
+        with contextlib.suppress(StoreUnavailable):
+            await services.store.call(services.store.script(_NOTE), [trail.TRAIL], arguments)
+    return record
 
 
 async def _read(request: Request) -> _Override:

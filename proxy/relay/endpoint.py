@@ -66,7 +66,7 @@ class RelayEndpoint:
             return
         with services.uploads.of(client) as upload:
             try:
-                admitted = await self._admit(services, client, headers, upload, receive, send)
+                admitted = await self._admit(scope, client, headers, upload, receive, send)
             except ClientLeft:
                 return
             except ApiError as error:
@@ -78,16 +78,19 @@ class RelayEndpoint:
 
     async def _admit(
         self,
-        services: Services,
+        scope: Scope,
         client: Client,
         headers: Mapping[bytes, bytes],
         upload: Upload,
         receive: Receive,
         send: Send,
     ) -> _Admitted:
+        services: Services = scope["app"].state.services
         mode = _mode(headers, services.settings.verification.mode)
         hint = _hint(headers, client)
         body = await self._read(services.settings.bounds, headers, upload, receive)
+        # While the body came other settings may have come, too: it is routed by those that hold now, and goes on so.
+        services = scope["app"].state.services
         if not body.model:
             raise InvalidRequest("`model` names no model", param="model")
         route = services.backends.route(body.model, fields=body.fields, owner=client.owner, hint=hint)

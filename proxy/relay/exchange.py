@@ -135,11 +135,12 @@ class Exchange:
             raise VerificationFailed(f"two backends' answers were rejected by their verifications {both}") from error
 
     def _others(self, asked: Backend | None) -> Route | None:
-        """Whom else to ask; nobody where an admin wanted that very backend."""
-        if self._route.hint is not None:
+        """Whom else to ask; nobody where an admin wanted that very backend, or took the model away meanwhile."""
+        model = self._attempt.generation.model
+        if self._route.hint is not None or model not in self._services.backends.groups:
             return None
         route = self._services.backends.route(
-            self._attempt.generation.model,
+            model,
             fields=self._body.fields,
             owner=self._attempt.generation.owner,
             without=asked,

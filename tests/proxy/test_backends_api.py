@@ -24,6 +24,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
+from verifier_pool import trail
 from verifier_pool.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
 from verifier_pool.standing import Standings
 
@@ -351,3 +352,12 @@ class TestOutage:
         assert _code(_post(rig, QUARANTINE)) == (503, "store_unavailable")
         (b1, _) = rig.http.get("/v1/backends", headers=ROOT).json()["data"]
         assert b1["state"] == "suspect"
+
+
+def test_what_is_decided_is_in_the_audit_log(rig: Rig) -> None:
+    assert rig.http.post(STANDING, json=QUARANTINE, headers=ROOT).status_code == 200
+    refused = rig.http.post(STANDING, json=QUARANTINE | {"action": "pardon"}, headers=ANN)
+    assert refused.status_code == 403
+    (entry,) = trail.read(rig.redis)
+    assert (entry["actor"], entry["action"], entry["target"]) == ("key:root", "standing.quarantine", "b1")
+    assert (entry["why"], entry["after"], entry["result"]) == ("the disk burns", {"state": "quarantined"}, "done")

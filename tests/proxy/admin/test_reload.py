@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -158,6 +159,20 @@ def test_a_request_goes_on_as_it_began(house: House, backend: FakeBackend, secon
         assert house.chat().status_code == 404
         go.set()
         assert "data: [DONE]" in list(lines)
+
+
+def test_a_request_whose_body_comes_slowly_is_routed_by_what_holds_then(house: House, backend: FakeBackend) -> None:
+    body = b'{"model": "new", "messages": []}'
+    with socket.create_connection(("127.0.0.1", house.proxy.port), timeout=30) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        client.sendall(body[:9])
+        house.change(models={"new": {}}, backends=[house.tree["backends"][0] | {"model": "new"}])
+        eventually(lambda: "new" in house.proxy.services.settings.models)
+        client.sendall(body[9:])
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    assert len(backend.requests) == 1
 
 
 def test_streams_do_not_notice(house: House, backend: FakeBackend, second: FakeBackend) -> None:
