@@ -66,7 +66,7 @@ def vllm_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         command = servers.command(model_dir, port, flags=SERVER_FLAGS)
         children.start("vllm", command, servers.environment(engines=2))
         url = f"http://127.0.0.1:{port}"
-        children.wait({"vLLM": answers(url + "/v1/models")}, 300, lambda missing: None)
+        children.wait({"vLLM": answers(url + "/v1/models")}, 1200, lambda missing: None)
         yield url
 
 

@@ -21,7 +21,7 @@ def _bench(model: Path, folder: Path, *more: str) -> subprocess.CompletedProcess
     command += ["--max-model-len", "128", "--engine", '{"enforce_eager": true}', "--runtime", "vllm-0.32-v1-cpu"]
     command += ["--load", "12x16/24", "--load-repeats", "1", "--pool", "--pool-seconds", "1", "--pool-workers", "1"]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("COUNTERSIGN_")}
-    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=600, env=environ, check=False)
+    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=3600, env=environ, check=False)
 
 
 def test_measures_everything_once(model_dir: Path, tmp_path: Path) -> None:

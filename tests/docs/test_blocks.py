@@ -68,7 +68,7 @@ def run_python(script: str, stack: Trial) -> str:
     path = stack.folder / "page.py"
     path.write_text(script)
     done = subprocess.run(
-        [sys.executable, str(path)], cwd=stack.folder, env=stack.environ, capture_output=True, text=True, timeout=90
+        [sys.executable, str(path)], cwd=stack.folder, env=stack.environ, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

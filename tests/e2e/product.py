@@ -128,7 +128,7 @@ def calibrated(
     with Children(folder) as children:
         command = ["calibrate", "--config", str(config), "--backend", HONEST, *arguments, "--output", str(profile)]
         child = children.start("calibrate", [*COUNTERSIGN, *command], servers.environment(engines=2))
-        children.finish(child, 400, lambda line: None)
+        children.finish(child, 1800, lambda line: None)
     return profile
 
 
@@ -167,7 +167,7 @@ def running(
             "the worker": lambda: "ready: taking verifications" in worker.log.read_text(),
             **{f"the cheat {name}": answers(f"{there}/v1/models") for name, there in at.items()},
         }
-        children.wait(ready, 300, lambda missing: None)
+        children.wait(ready, 1200, lambda missing: None)
         product = Product(url, webhooks)
         try:
             yield product

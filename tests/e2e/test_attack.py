@@ -43,7 +43,7 @@ def config(demo_models: DemoModels, vllm_server: str, valkey: str, tmp_path: Pat
             "the proxy": answers(f"http://127.0.0.1:{port}/readyz"),
             "the worker": lambda: "ready: taking verifications" in worker.log.read_text(),
         }
-        children.wait(ready, 120, lambda missing: None)
+        children.wait(ready, 1200, lambda missing: None)
         yield path
 
 
@@ -51,7 +51,7 @@ def test_cheats_are_caught_and_the_honest_backend_is_not(config: Path, tmp_path:
     output = tmp_path / "out"
     counts = ["--responses", "4", "--tokens", "32", "--temperature", "0.8", "--output", str(output)]
     command = [*COUNTERSIGN, "attack", "run", *ATTACKS, "--config", str(config), "--backend", "honest", *counts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     rows = [json.loads(line) for line in (output / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 4 * len(ATTACKS)
     words = {name: [row["verdict"] for row in rows if row["attack"] == name] for name in ATTACKS}

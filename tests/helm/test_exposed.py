@@ -43,7 +43,7 @@ class Scraped:
 
 def chat(stack: Stack, marker: int, headers: dict[str, str], **more: Any) -> httpx.Response:
     body = {"model": "toy", "messages": [{"role": "user", "content": f"marker-{marker}-"}], "max_tokens": 16, **more}
-    return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers, timeout=30, trust_env=False)
+    return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers, timeout=120, trust_env=False)
 
 
 def read(*pages: str) -> Exposed:
@@ -73,7 +73,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         assert [answer.status_code for answer in answers] == [200] * 4
         assert chat(stack, 5, {}).status_code == 401
         broken = {"model": "toy", "input": "no chat"}
-        httpx.post(f"{stack.url}/v1/embeddings", json=broken, headers=CLIENT, timeout=30, trust_env=False)
+        httpx.post(f"{stack.url}/v1/embeddings", json=broken, headers=CLIENT, timeout=120, trust_env=False)
         for answer in answers:
             stack.verification(answer.headers["x-countersign-id"])
         with contextlib.closing(Redis.from_url(stack.valkey.url)) as redis:

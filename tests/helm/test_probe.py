@@ -121,7 +121,7 @@ def test_the_command_of_the_pod_makes_it_ready(
     with Children(tmp_path) as children:
         command = [sys.executable, "-m", *pod.spec["command"]]
         children.start(part, command, {"COUNTERSIGN_CONFIG": pod.environ["COUNTERSIGN_CONFIG"]})
-        children.wait({part: pod.probe}, 60, lambda missing: None)
+        children.wait({part: pod.probe}, 600, lambda missing: None)
         assert pod.probe("livenessProbe")
     deadline = time.monotonic() + PATIENCE
     while pod.probe():

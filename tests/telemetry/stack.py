@@ -71,7 +71,7 @@ class Stack:
     def verification(self, id: str, key: str = KEY) -> dict[str, Any]:
         """The verification, once it is done."""
         headers = {"authorization": f"Bearer {key}"}
-        answer = httpx.get(f"{self.url}/v1/verifications/{id}?wait=20", headers=headers, timeout=30, trust_env=False)
+        answer = httpx.get(f"{self.url}/v1/verifications/{id}?wait=20", headers=headers, timeout=120, trust_env=False)
         said: dict[str, Any] = answer.json()
         assert said.get("status") == "done", (said, self.logs[-3000:])
         return said
@@ -112,7 +112,7 @@ def running(
             "worker": lambda: "ready: taking replays" in work.log.read_text(),
             "webhooks": lambda: "ready: delivering webhooks" in work.log.read_text(),
         }
-        children.wait(ready, 60, lambda missing: None)
+        children.wait(ready, 600, lambda missing: None)
         yield stack
 
 

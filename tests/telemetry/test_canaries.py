@@ -128,7 +128,7 @@ class Client:
             "baggage": f"x={canaries.key('header')}",
             "cookie": canaries.key("header"),
         }
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False)
 
     def body(self, case: str, **more: Any) -> dict[str, Any]:
         """A chat request."""

@@ -42,7 +42,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def ask(stack: Stack, head: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     body = {"model": "toy", "messages": [{"role": "user", "content": "marker-2-x"}], "max_tokens": 20, "temperature": 0}
     headers = {"authorization": f"Bearer {KEY}"} | (head or {})
-    return httpx.post(stack.url + CHAT, json=body | fields, headers=headers, timeout=30, trust_env=False)
+    return httpx.post(stack.url + CHAT, json=body | fields, headers=headers, timeout=120, trust_env=False)
 
 
 def check(trace: list[Span]) -> dict[str, list[Span]]:
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_ends_its_spans(stack: Stack) -> None:
     body = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "temperature": 0}
     headers = {"authorization": f"Bearer {KEY}"}
     with (
-        httpx.Client(trust_env=False, timeout=30) as client,
+        httpx.Client(trust_env=False, timeout=120) as client,
         client.stream("POST", stack.url + CHAT, json=body | {"stream": True}, headers=headers) as answer,
     ):
         id = answer.headers["x-countersign-id"]
