@@ -32,7 +32,7 @@ BACKENDS = ("cheap-gpu-farm", "eager", "graphs", "honest")
 """Names that pages use; each is an honest backend of `my-model`."""
 CHEAT, CHEATED = "cheat", "cheated-model"
 """A backend that is not honest, and the only one of its model."""
-_START_SECONDS = 600
+_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
