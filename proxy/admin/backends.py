@@ -120,6 +120,15 @@ async def standing(desk: TheDesk, backend: TheBackend) -> dict[str, Any]:
     return await desk.services.records.summary(backend)
 
 
+@router.get("/{name}/standing/history")
+async def history(name: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+    """Its records under all declarations there were, the latest life first; also of a backend that is gone."""
+    found = await desk.services.records.history(name)
+    if not found and desk.services.backends.named(name) is None:
+        raise NotFound("there is no such backend, and none has a record", code="backend_not_found")
+    return {"object": "list", "data": found}
+
+
 @router.post("/{name}/standing")
 async def decide(request: Request, desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
     """Quarantine it by hand, release it again, or pardon it."""

@@ -47,6 +47,12 @@ class Records:
         found = await self._find(backend)
         return await asyncio.to_thread(self.show, _present(backend, found, time.time()))
 
+    async def history(self, name: str) -> list[dict[str, Any]]:
+        """Every record of a backend of that name, declared now or not, the latest life first."""
+        found = await self._read(name)
+        records = sorted(found.records.values(), key=lambda record: -record.number)
+        return await asyncio.to_thread(lambda: [self.show(record) for record in records])
+
     def show(self, record: Record) -> dict[str, Any]:
         """A record as JSON has words for it."""
         return standing.summary(record, self._settings.standing_of(record.backend), self._settings.audit)
@@ -97,7 +103,10 @@ class Records:
         return after if await self._store.store_standing(keys, arguments) else None
 
     async def _find(self, backend: Backend) -> _Found:
-        stored, waiting = await self._store.standing(backend.name)
+        return await self._read(backend.name)
+
+    async def _read(self, name: str) -> _Found:
+        stored, waiting = await self._store.standing(name)
         version = stored.pop(b"version", b"0")
         return _Found(version, await asyncio.to_thread(_unpacked, stored), waiting)
 

@@ -180,6 +180,13 @@ def test_another_declaration_has_another_record(house: House) -> None:
     assert (back["declaration"], back["state"]) == (first["declaration"], "quarantined")
     assert house.chat().status_code == 503
     assert declaration_name(first["declaration"]).encode() in house.redis.hkeys(standing_key("b1"))
+    house.admin.put("/admin/backends/b1/declaration", json={"precision": "int4"})
+    house.admin.post("/admin/backends/b1/quarantine", json={"why": "it too"})
+    house.admin.delete("/admin/backends/b1")
+    lives = house.get("/admin/backends/b1/standing/history")["data"]
+    assert [(each["life"], each["declaration"]["precision"]) for each in lives] == [(2, "int4"), (1, "")]
+    assert house.admin.get("/admin/backends/nobody/standing/history").status_code == 404
+    house.admin.post("/admin/backends/b1/reset")
     wrong = house.admin.put("/admin/backends/b1/declaration", json={"url": "http://x"})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "url")
 
