@@ -35,7 +35,7 @@ from policies.errors import CountersignError, NotFound
 from policies.overlay import Merged
 from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_name, declaration_of
-from verifier_pool import overlays, standing_command
+from verifier_pool import durable, overlays, standing_command
 from verifier_pool.queue import STANDINGS, standing_field
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing_text import moment
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.action in standing_command.ACTIONS:
         return standing_command.main(_as_standing(arguments))
     settings = read_settings(arguments.config)
-    with answering(settings, TIMEOUT) as redis:
+    with answering(settings, TIMEOUT + durable.seconds(settings.durability)) as redis:
         if arguments.action == "list":
             print_lines(_list(redis, settings, arguments.json))
             return 0

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 from redis import Redis
 
-from policies.settings import ClientKey, StoredKey, hash_key
+from policies.settings import ClientKey, DurabilitySettings, StoredKey, hash_key
 from verifier_pool import trail
 from verifier_pool.limit_scripts import SHOW
 from verifier_pool.queue import PREFIX
@@ -121,9 +121,9 @@ class Use(NamedTuple):
 class KeyStore:
     """The keys in Redis, for a command at a terminal."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, durability: DurabilitySettings | None = None) -> None:
         self._redis = redis
-        self._change = redis.register_script(trail.CHANGE)
+        self._durability = durability or DurabilitySettings()
         self._show = redis.register_script(SHOW)
 
     def all(self) -> tuple[list[StoredKey], int]:
@@ -137,9 +137,9 @@ class KeyStore:
         return found[0] if found else None, (stored or b"").decode(errors="surrogateescape")
 
     def change(self, name: str, before: str, after: StoredKey | None, entry: str = "", most: int = 1) -> bool:
-        """Put a record in the place of what was stored; false when that has changed. See `change_arguments`."""
-        keys, arguments = change_arguments(name, before, after, entry, most)
-        return bool(self._change(keys=keys, args=arguments))
+        """Put a record in the place of what was stored; false when that has changed. See `change_arguments`, and
+        `trail.change` for what it raises."""
+        return trail.change(self._redis, self._durability, *change_arguments(name, before, after, entry, most))
 
     def use(self, key: ClientKey, every: str) -> Use:
         """What is counted of it; `every` is its budget's period."""

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from policies.errors import CountersignError
 from policies.settings import ClientKey, LimitSettings, Settings, StoredKey
+from verifier_pool import durable
 from verifier_pool.keys import KeyStore, described, issue, told
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
@@ -52,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
     if "unlimited" in arguments:
         arguments.limits = _limits(parser, arguments)
     settings = read_settings(arguments.config)
-    with answering(settings, TIMEOUT) as redis:
-        lines = _ACTIONS[arguments.action](KeyStore(redis), settings, arguments)
+    with answering(settings, TIMEOUT + durable.seconds(settings.durability)) as redis:
+        lines = _ACTIONS[arguments.action](KeyStore(redis, settings.durability), settings, arguments)
     print_lines(lines)
     return 0
 
@@ -162,6 +163,9 @@ def _forget(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
     key, before = _stored(store, settings, arguments.name)
     if key.usable(time.time()):
         raise CountersignError(f"{key.name}: revoke it first")
+    # Their end would be counted, under a key that nobody looks at any more.
+    if left := store.use(key, "never").under_way:
+        raise CountersignError(f"{key.name}: {left} requests of it are under way; forget it when they are over")
     if not store.change(key.name, before, None, *_entry(settings, "key.forget", key, None)):
         raise CountersignError(f"{key.name}: it was changed just now; nothing was done, try again")
     store.forget_counts(key)

@@ -63,7 +63,6 @@ class Desk:
         self._settings = settings
         self._actor = actor
         self._check = check
-        self._change = redis.register_script(trail.CHANGE)
 
     def add(self, name: str, fields: Mapping[str, Any]) -> BackendSettings:
         """A backend that the file does not name. Raises Conflict, InvalidRequest."""
@@ -136,7 +135,7 @@ class Desk:
                 said,
                 self._settings.admin.audit_entries,
             )
-            if self._change(keys=keys, args=arguments):
+            if trail.change(self._redis, self._settings.durability, keys, arguments):
                 return after
         raise StoreFailed("others keep changing this backend; try again", code="contended")
 

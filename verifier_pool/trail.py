@@ -21,12 +21,15 @@ from redis import Redis
 
 from policies.documents import document
 from policies.overlay import HIDDEN
+from policies.settings import DurabilitySettings
 from policies.standing import LONGEST_WHY, visible
+from verifier_pool import durable
 from verifier_pool.queue import PREFIX
 
 TRAIL = PREFIX + "audit-log"
 SECRETS = ("api_key", "key", "secret", "sha256", "token")
 """Names of what is never shown."""
+_MAYBE_LOST = "it was done, but is not as durable yet as the settings ask for; Redis may lose it in a crash"
 _CHUNK = 500
 _MOST_SCANNED = 100_000
 
@@ -50,6 +53,18 @@ def change_arguments(
 ) -> tuple[list[str], list[str]]:
     """KEYS and ARGV of `CHANGE`. `keys` are the hash and its version."""
     return [*keys, TRAIL], [field, before, after, secrets.token_hex(8), str(most), entry]
+
+
+def change(redis: Redis, rules: DurabilitySettings, keys: Sequence[str], arguments: Sequence[str]) -> bool:
+    """Do `CHANGE`, durably: a revoked key must not be back after a crash. Raises NotDurable where it was done and may
+    be lost."""
+    with durable.transaction(redis, rules) as pipeline:
+        pipeline.eval(CHANGE, len(keys), *keys, *arguments)
+        try:
+            (done,) = pipeline.execute()
+        except durable.NotDurable as error:
+            raise durable.NotDurable(f"{_MAYBE_LOST} ({error})") from error
+    return bool(done)
 
 
 def entry(

@@ -22,6 +22,7 @@ DECLARED: Mapping[str, str] = {
     _PREFIX + "units:.*": "answers not yet in a standing, up to 100,000",
     _PREFIX + "unfolded": "names of backends with such",
     _PREFIX + "(keys|client-keys)(:.*)?": "client keys, as many as an admin made",
+    _PREFIX + "spent:.*": "what was charged to budgets that never end, one of each client key until it is forgotten",
     _PREFIX + "(keys|backends)-version": "one",
     _PREFIX + "backends": "backends that an admin changed",
     _PREFIX + "audit-log": "what admins did, up to `admin.audit_entries`",

@@ -115,7 +115,7 @@ async def serving(
     if listening is None:
         yield
         return
-    desk = Desk(following, Hands(redis_url), AdminKeys())
+    desk = Desk(following, Hands(redis_url, running.durability), AdminKeys())
     server = AdminServer(desk, running, listening)
     server.start()
     try:

@@ -13,7 +13,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from policies.errors import ApiError, CountersignError, InvalidRequest, SettingsError, StoreUnavailable
-from verifier_pool import connection
+from policies.settings import DurabilitySettings
+from verifier_pool import connection, durable
 
 _TIMEOUT = 5.0
 _THREADS = 2
@@ -25,8 +26,8 @@ T = TypeVar("T")
 class Hands:
     """A client of Redis, and threads that use it."""
 
-    def __init__(self, redis_url: str) -> None:
-        self.redis: Redis = connection.connect(redis_url, timeout=_TIMEOUT)
+    def __init__(self, redis_url: str, durability: DurabilitySettings) -> None:
+        self.redis: Redis = connection.connect(redis_url, timeout=_TIMEOUT + durable.seconds(durability))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="admin")
 
     async def do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -40,6 +41,8 @@ class Hands:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except (RedisError, OSError) as error:
             raise StoreUnavailable("redis does not answer") from error
+        except StoreUnavailable:
+            raise
         except SettingsError as error:
             raise InvalidRequest(str(error), param=error.key) from error
         except ApiError:

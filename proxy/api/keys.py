@@ -141,7 +141,7 @@ async def _change(
     said = trail.entry(admin.actor, action, after.name, before=keys.told(before), after=keys.told(after))
     most = services.settings.admin.audit_entries
     names, arguments = keys.change_arguments(after.name, stored.decode(), after, said, most)
-    done = bool(await services.store.call(services.store.script(trail.CHANGE), names, arguments))
+    done = bool(await services.store.change(trail.CHANGE, names, arguments))
     try:
         await services.registry.look()
     except StoreUnavailable:

@@ -16,7 +16,7 @@ import yaml
 import countersign
 from policies.settings import Settings, hash_key, parse_settings
 from tests.support.valkey import Valkey
-from verifier_pool.keys import KEYS, VERSION, KeyStore
+from verifier_pool.keys import KEYS, VERSION, KeyStore, counted_keys, id_of
 from verifier_pool.trail import TRAIL
 
 Run = Callable[..., tuple[int, str, str]]
@@ -106,6 +106,12 @@ def test_its_life(run: Run, store: KeyStore) -> None:
     assert run("revoke", "app")[0] == 1
     assert run("create", "app")[0] == 1
     assert "revoked" in run("list")[1]
+    leases = counted_keys(id_of(store.all()[0][0].sha256))[1]
+    store._redis.zadd(leases, {"a request": time.time() * 1000 + 60_000})
+    code, _, err = run("forget", "app")
+    assert code == 1
+    assert "1 requests of it are under way" in err
+    store._redis.delete(leases)
     assert run("forget", "app") == (0, "app: forgotten\n", "")
     assert run("show", "app")[0] == 1
     assert store.all() == ([], 0)

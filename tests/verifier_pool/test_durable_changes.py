@@ -1,0 +1,58 @@
+"""What an admin changes counts once it is as durable as the settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from policies.settings import DurabilitySettings, Settings
+from tests.support.valkey import Valkey
+from tests.support.waiting import wait_until
+from verifier_pool import overlays
+from verifier_pool.durable import NotDurable
+from verifier_pool.keys import KeyStore, issue, write
+
+DURABLE = DurabilitySettings(aof=True)
+
+
+@pytest.fixture
+def client() -> Iterator[redis.Redis]:
+    """A Valkey of its own, with an append-only file once a test says so."""
+    with Valkey() as server, server.client() as client:
+        yield client
+
+
+def _aof(client: redis.Redis, *, on: bool) -> None:
+    client.config_set("appendonly", "yes" if on else "no")
+    wait_until(lambda: not on or not client.info("persistence")["aof_rewrite_in_progress"])
+
+
+def test_a_key(client: redis.Redis) -> None:
+    _aof(client, on=True)
+    _, key = issue("app", 1.0)
+    store = KeyStore(client, DURABLE)
+    assert store.change("app", "", key)
+    assert not store.change("app", "something else", key)
+    _aof(client, on=False)
+    revoked = key.model_copy(update={"revoked": 2.0})
+    with pytest.raises(NotDurable, match="it was done"):
+        store.change("app", write(key), revoked)
+    assert store.get("app")[0] == revoked
+    assert KeyStore(client).change("app", write(revoked), None)
+
+
+def test_a_backend(client: redis.Redis) -> None:
+    settings = Settings.model_validate(
+        {
+            "models": {"m": {}},
+            "backends": [{"name": "b", "url": "http://127.0.0.1:9", "model": "m"}],
+            "durability": {"aof": True},
+        }
+    )
+    desk = overlays.Desk(client, settings, "cli:test")
+    with pytest.raises(NotDurable, match="it was done"):
+        desk.drain("b")
+    _aof(client, on=True)
+    assert not desk.drain("b", drained=False).drained
