@@ -20,7 +20,17 @@ from tests.docs.pages import Block
 from tests.docs.trial import Trial
 
 SHELL = ("sh", "bash", "console")
-RUN = [page for page in pages.names() if any(block.language in (*SHELL, "python") for block in pages.blocks(page))]
+WITH_SHELL = [page for page in pages.names() if any(block.language in SHELL for block in pages.blocks(page))]
+
+
+def runs(page: str) -> bool:
+    """Whether anything on a page is run."""
+    blocks = pages.blocks(page)
+    words = [words for block in blocks if block.language in SHELL for words in shell.commands(block.text)]
+    return any(block.language == "python" for block in blocks) or not all(map(shell.why_not_run, words))
+
+
+RUN = [page for page in pages.names() if runs(page)]
 BEFORE = {
     "docs/lmcv.md": "from tests.policies import recorded; evidence, replay = recorded.replayed('single')[30]",
 }
@@ -38,6 +48,15 @@ def test_every_language_is_known() -> None:
     known = {*SHELL, "python", "yaml", "json", "text"}
     found = {block.where: block.language for page in pages.names() for block in pages.blocks(page)}
     assert {where: language for where, language in found.items() if language not in known} == {}
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_SHELL if page not in RUN])
+def test_commands_that_are_not_run_name_what_is_there(page: str) -> None:
+    for block in pages.blocks(page):
+        if block.language in SHELL:
+            for words in shell.commands(block.text):
+                assert shell.why_not_run(words)
+                shell.check(words)
 
 
 @pytest.mark.parametrize("page", RUN)

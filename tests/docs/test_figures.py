@@ -22,10 +22,20 @@ _TABLE = re.compile(r"<!-- source: (\S+) -->\n((?:\|.*\n)+)")
 _NUMBER = re.compile(r"(?<![\w.])[-−+]?\d[\d,]*(?:\.\d+)?")
 CAPACITY = pages.text_of("docs/capacity.md")
 SENTENCES = " ".join(CAPACITY.split())
-CHUNK, REQUEST = 139e-6, 3.1e-3
-UNAUDITED, AUDITED = 2.3e-3, 12.8e-3
-REPLAYED = 38_635
-EVIDENCE, VERDICT = 117, 2_400
+
+
+def constants(formula: str) -> tuple[float, ...]:
+    """Numbers of a formula on the page, which stands there with `#` in their places."""
+    pattern = re.escape(formula).replace("\\#", r"([\d,.]+)")
+    (found,) = re.findall(pattern, CAPACITY)
+    return tuple(float(number.replace(",", "")) for number in (found if isinstance(found, tuple) else (found,)))
+
+
+CHUNK, REQUEST = constants("G × # µs + # ms")
+UNAUDITED, AUDITED = constants("(1 − a) × # ms + a × # ms")
+(REPLAYED,) = constants("(P + G) ÷ # ÷ 0.8")
+EVIDENCE, VERDICT = constants("G × # × evidence_ttl + # × verdict_ttl")
+(VALKEY,) = constants("# ms of Valkey per audited answer")
 HOUR, WEEK = VerificationSettings().evidence_ttl, VerificationSettings().verdict_ttl
 
 
@@ -69,18 +79,17 @@ def test_every_table_of_results_on_capacity_names_its_source() -> None:
 
 
 def test_the_constants_are_those_of_the_tables() -> None:
-    assert "G × 139 µs + 3.1 ms" in CAPACITY
-    assert "(1 − a) × 2.3 ms + a × 12.8 ms" in CAPACITY
-    assert "÷ 38,635 ÷ 0.8" in CAPACITY
-    assert "G × 117 × evidence_ttl + 2,400" in CAPACITY
+    shown = {number for _, _, table in tables() for number in numbers(table)}
+    for constant in (CHUNK, REQUEST, UNAUDITED, AUDITED, REPLAYED, VALKEY):
+        assert is_in(f"{constant:g}", shown), constant
 
 
 def proxy(answers: float, tokens: int) -> float:
-    return answers * (tokens * CHUNK + REQUEST)
+    return answers * (tokens * CHUNK / 1e6 + REQUEST / 1e3)
 
 
 def checks(answers: float, audited: float) -> float:
-    return answers * ((1 - audited) * UNAUDITED + audited * AUDITED)
+    return answers * ((1 - audited) * UNAUDITED + audited * AUDITED) / 1e3
 
 
 def gpus(answers: float, audited: float, tokens: int) -> float:
@@ -104,7 +113,7 @@ def gpus(answers: float, audited: float, tokens: int) -> float:
         ("| {:.2f} | | Redis", gpus(50, 1, 768)),
         ("| Redis, evidence of an hour | {0:.1f} GB | {0:.1f} GB |", 50 * 256 * EVIDENCE * HOUR / 1e9),
         ("half a day ({:.1f} GB)", 50 * VERDICT * 43_200 / 1e9),
-        ("one core at some {:.0f}0 answers", 1 / 2.31e-3 / 10),
+        ("one core at some {:.0f}0 answers", 1e3 / VALKEY / 10),
     ],
 )
 def test_what_is_reckoned_is_right(words: str, value: float) -> None:
@@ -121,7 +130,7 @@ def test_evidence_and_verdicts_are_as_large_as_is_said() -> None:
     tokens = [len(answer.output_ids) for answer in answers]
     sizes = [len(pack([answer])) / count for answer, count in zip(answers, tokens, strict=True)]
     assert f"{min(tokens)} to {max(tokens)} tokens" in SENTENCES
-    assert f"takes {min(sizes):.0f} to {EVIDENCE} bytes per token" in SENTENCES
+    assert f"takes {min(sizes):.0f} to {EVIDENCE:.0f} bytes per token" in SENTENCES
     assert EVIDENCE - 2 < max(sizes) <= EVIDENCE
     largest = max(len(verification_of(*pair)) for pair in recorded.replayed("single"))
     assert VERDICT * 0.8 < largest <= VERDICT
