@@ -1,11 +1,12 @@
 """The backend of the trial stack: the toy model of `benchmarks.chaos`, for requests that leave out what it needs.
 
-`python -m tests.docs.backend` says its port in its first line.
+`python -m tests.docs.backend PORT` serves until SIGTERM.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from benchmarks.chaos import server
@@ -35,12 +36,5 @@ class Backend(Upstream):
         await super()._answer(fields | {"max_tokens": min(asked, TOKENS)}, kind, writer)
 
 
-async def _main() -> None:
-    backend = Backend(_NoLog(), interval=0.0)
-    serving = await server.serve(backend)
-    print(serving.sockets[0].getsockname()[1], flush=True)
-    await serving.serve_forever()
-
-
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(server.run(Backend(_NoLog(), interval=0.0), int(sys.argv[1])))

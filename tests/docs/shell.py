@@ -159,29 +159,20 @@ def _await_ready(log: Path) -> None:
 
 def start(line: str, trial: Trial) -> None:
     """Start what goes on by itself, on a port of its own, and end it."""
-    log = trial.folder / "started.log"
     serves = re.search(r"countersign serve", line) is not None
     # A second proxy shares the first one's Valkey and must not take its port.
     given = {"COUNTERSIGN_PORT": "0", "COUNTERSIGN_REDIS_URL": trial.redis_url} if serves else {}
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            ["bash", "-c", f"exec env {line}"],
-            cwd=trial.folder,
-            env=trial.environ | given,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    script = f"cd {shlex.quote(str(trial.folder))} && exec env {line}"
+    child = trial.children.start("started", ["bash", "-c", script], trial.environ | given)
     try:
         deadline = time.monotonic() + _SECONDS
-        while not any(word in log.read_text(errors="replace") for word in _READY):
-            assert child.poll() is None, f"{line}\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"{line}\n{log.read_text()}"
+        while not any(word in child.log.read_text(errors="replace") for word in _READY):
+            assert child.process.poll() is None, f"{line}\n{child.last_lines()}"
+            assert time.monotonic() < deadline, f"{line}\n{child.last_lines()}"
             time.sleep(0.05)
         if serves:
-            _await_ready(log)
+            _await_ready(child.log)
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(30) == 0, f"{line}\n{child.last_lines()}"
     finally:
-        child.send_signal(signal.SIGTERM)
-        code = child.wait(30)
-    assert code == 0, f"{line}\n{log.read_text()}"
+        trial.children.stop(child)

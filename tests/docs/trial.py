@@ -7,7 +7,6 @@ engine. Everything else is what an operator runs, started by the same commands.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -22,7 +21,7 @@ import msgspec
 import yaml
 
 from benchmarks.chaos import declared, toy
-from benchmarks.children import Children
+from benchmarks.demo.processes import Children, free_ports
 from policies.profile import ProfileKey
 from tests.docs.backend import TOKENS
 from tests.docs.pages import ROOT
@@ -63,42 +62,44 @@ def environ(folder: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("COUNTERSIGN_", "OPENAI_", "XDG_"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
     python = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
-    return kept | {"HOME": str(folder), "PATH": path, "PYTHONPATH": python, "NO_PROXY": "127.0.0.1"}
+    return kept | {
+        "HOME": str(folder),
+        "PATH": path,
+        "PYTHONPATH": python,
+        "NO_PROXY": "127.0.0.1",
+        "XDG_STATE_HOME": f"{folder}/.local/state",
+    }
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Trial]:
-    """A stack in this folder, until the block is left."""
-    children = Children(folder, environ(folder))
-    try:
-        port = free_port()
-        tree = settings(children, port, folder)
-        for name in (MODEL, CHEATED):
-            (folder / f"{name}.json").write_text(profile(name), encoding="utf-8")
-        (folder / "countersign.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-        url = f"http://127.0.0.1:{port}"
-        words = [sys.executable, "-m", "countersign"]
-        config = ["--config", str(folder / "countersign.yaml")]
-        children.start("proxy", [*words, "serve", *config])
-        children.wait("proxy", lambda: is_ready(url), _START_SECONDS)
-        children.start("worker", [*words, "worker", *config])
-        children.wait("worker", lambda: _takes_work(folder / "worker.log"), _START_SECONDS)
+    """A stack in this folder, until the block is left; a watchdog ends it where this process is killed."""
+    port, backend, engine = free_ports(3)
+    python, own = [sys.executable, "-m"], environ(folder)
+    config = ["--config", str(folder / "countersign.yaml")]
+    url = f"http://127.0.0.1:{port}"
+    for name in (MODEL, CHEATED):
+        (folder / f"{name}.json").write_text(profile(name), encoding="utf-8")
+    tree = settings(folder, port, backend, engine)
+    (folder / "countersign.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    with Children(folder) as children:
+        children.start("backend", [*python, "tests.docs.backend", str(backend)], own)
+        asked = ["--port", str(engine), "--model", "toy", "--pause-ms", "1"]
+        children.start("engine", [*python, "benchmarks.chaos.engine", *asked], own)
+        children.start("proxy", [*python, "countersign", "serve", *config], own)
+        children.wait({"the proxy": lambda: is_ready(url)}, _START_SECONDS, _quiet)
+        children.start("worker", [*python, "countersign", "worker", *config], own)
+        children.wait({"the worker": lambda: _takes_work(folder / "worker.log")}, _START_SECONDS, _quiet)
         yield Trial(folder, url, children)
-    finally:
-        children.stop()
 
 
-def settings(children: Children, port: int, folder: Path) -> dict[str, Any]:
-    """Starts backend and reference; the settings tree that names them."""
-    upstream = children.port("backend", [sys.executable, "-m", "tests.docs.backend"])
-    engine = free_port()
-    words = ["-m", "benchmarks.chaos.engine", "--port", str(engine), "--model", "toy", "--pause-ms", "1"]
-    children.start("engine", [sys.executable, *words])
+def settings(folder: Path, port: int, backend: int, engine: int) -> dict[str, Any]:
+    """The settings tree, with the ports of proxy, backend and reference."""
     reference = {"kind": "vllm_http", "url": f"http://127.0.0.1:{engine}", "served_model": "toy"}
     model = {"vocab_size": toy.VOCABULARY, "max_model_len": toy.PROMPT_TOKENS + TOKENS, "reference": reference}
     declared_as = {"served_model": "toy", "precision": "bf16", "runtime": toy.RUNTIME, "engine": toy.ENGINE}
-    honest = {"url": f"http://127.0.0.1:{upstream}", "model": MODEL, **declared_as}
-    cheat = {"url": f"http://127.0.0.1:{upstream}/cheat", "model": CHEATED, **declared_as}
+    honest = {"url": f"http://127.0.0.1:{backend}", "model": MODEL, **declared_as}
+    cheat = {"url": f"http://127.0.0.1:{backend}/cheat", "model": CHEATED, **declared_as}
     measured = {name: model | {"profile": str(folder / f"{name}.json")} for name in (MODEL, CHEATED)}
     return {
         "port": port,
@@ -124,14 +125,6 @@ def profile(model: str) -> str:
     return msgspec.structs.replace(declared.measured("toy"), key=key).to_json()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def is_ready(url: str) -> bool:
     """Whether a proxy serves requests."""
     try:
@@ -143,3 +136,7 @@ def is_ready(url: str) -> bool:
 
 def _takes_work(log: Path) -> bool:
     return log.exists() and b"ready: taking" in log.read_bytes()
+
+
+def _quiet(missing: str) -> None:
+    pass
