@@ -28,7 +28,7 @@ from policies.settings import Settings, parse_settings
 from proxy.services import Services, check_addresses, check_backend, load_tokenizers
 from proxy.tasks import end
 from verifier_pool import overlays, running, trail
-from verifier_pool.settings_file import SettingsFile
+from verifier_pool.settings_file import SettingsFile, hear_hangups
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class Following:
         await self.look()
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # in a thread signals are not ours
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.wake)
+            hear_hangups()
         self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:

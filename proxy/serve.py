@@ -29,7 +29,7 @@ from proxy.listening import listen
 from proxy.uptake import watched
 from verifier_pool import connection
 from verifier_pool.keys import KEYS
-from verifier_pool.settings_file import SettingsFile, settings_path
+from verifier_pool.settings_file import SettingsFile, hold_hangups, settings_path
 from verifier_pool.telemetry import log
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises SettingsError (exit code 3) and CountersignError (exit code 1).
     """
+    hold_hangups()
     arguments = _parser().parse_args(argv)
     file = SettingsFile(settings_path(arguments.config, os.environ))
     settings = parse_settings(file.take().text, os.environ)

@@ -24,7 +24,7 @@ from policies.reload import Path as Name
 from policies.reload import applied
 from policies.settings import Settings, parse_settings
 from verifier_pool import overlays, running
-from verifier_pool.settings_file import SettingsFile
+from verifier_pool.settings_file import SettingsFile, hear_hangups
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Following:
         self._first = True
         self._forced = False
         self._look_at = self._file_at = self._said_at = 0.0
+        self._begin()
 
     def hear_signals(self, then: Callable[[], None] | None = None) -> None:
         """Read the file at SIGHUP, and do that as well. Only in a process's main thread."""
@@ -68,6 +69,7 @@ class Following:
 
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, woken)
+            hear_hangups()
 
     def wake(self) -> None:
         """Read the file at the next look, changed or not."""
@@ -80,8 +82,6 @@ class Following:
         if now < self._look_at:
             return
         self._look_at = now + EVERY
-        if self._first:
-            self._begin()
         changed = self._hear(redis)
         forced, self._forced = self._forced or self._is_asked, False
         try:
@@ -106,7 +106,7 @@ class Following:
         return not self._first and self._asked is not None and self._asked.id != self.said.asked
 
     def _begin(self) -> None:
-        """What it was started with is what it has read."""
+        """What it is made with is what it has read: changes from here on are news, however long a model loads."""
         if self._file is None:
             return
         try:

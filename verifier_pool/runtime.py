@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import Settings, parse_settings, store_url
 from verifier_pool import connection
-from verifier_pool.settings_file import SettingsFile, settings_path
+from verifier_pool.settings_file import SettingsFile, hear_hangups, hold_hangups, settings_path
 from verifier_pool.sheets import SHEETS, Sheet
 
 logger = logging.getLogger("countersign.worker")
@@ -118,7 +118,11 @@ class Child:
             SHEETS.retire(self._sheet)
         self._sheet = SHEETS.open()
         command = [*self._command, "--sheet", str(self._sheet.fd)]
-        self._process = subprocess.Popen(command, pass_fds=[self._sheet.fd])
+        waiting = hold_hangups()
+        try:
+            self._process = subprocess.Popen(command, pass_fds=[self._sheet.fd])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
 
     def hang_up(self) -> None:
         """Have it read its settings anew."""
@@ -159,6 +163,7 @@ def supervise(
             child.hang_up()
 
     signal.signal(signal.SIGHUP, hang_up)
+    hear_hangups()
     try:
         for child in children:
             child.keep()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,17 @@ from pathlib import Path
 from policies.errors import SettingsError
 
 Stamp = tuple[int, ...]
+
+
+def hold_hangups() -> set[int]:
+    """Let SIGHUP wait until it is heard: it would end a process that still starts. What is started meanwhile starts so,
+    too. Returns which signals waited before."""
+    return {int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})}
+
+
+def hear_hangups() -> None:
+    """There is a handler for SIGHUP from here on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def settings_path(given: str | None, environ: Mapping[str, str]) -> Path:

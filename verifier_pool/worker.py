@@ -25,7 +25,7 @@ from verifier_pool.metrics_page import shown
 from verifier_pool.parents import stop_with
 from verifier_pool.roles import EVERYTHING, Roles, add_arguments, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
-from verifier_pool.settings_file import settings_path
+from verifier_pool.settings_file import hold_hangups, settings_path
 from verifier_pool.telemetry import log
 from verifier_pool.telemetry.tracing import opened
 
@@ -36,6 +36,7 @@ COMMAND = (sys.executable, "-m", "countersign", "worker")
 
 def main(argv: Sequence[str]) -> int:
     """Run a worker; returns its exit code. Raises SettingsError, and StoreUnavailable with `--burst`."""
+    hold_hangups()
     arguments, roles = _read(argv)
     settings = read_settings(arguments.config)
     log.configure(settings.telemetry.log_level, texts=settings.telemetry.log_texts)

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisDown
 
 from policies.errors import SettingsError, StoreUnavailable
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE, SOON, wait_until
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context, runtime, worker
@@ -198,3 +198,27 @@ def test_a_supervisor_asks_all_at_once(tmp_path: Path) -> None:
 
     threading.Thread(target=ask).start()
     assert supervise([sys.executable, "-c", code], 4, stop, patience=PATIENCE) == 0
+
+
+def test_a_hangup_of_one_that_still_starts_waits_and_reaches_its_children(tmp_path: Path) -> None:
+    """Whoever is started while SIGHUP is held starts so, too, and hears of it once it listens."""
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import pathlib, signal, sys, time\n"
+        "from verifier_pool.settings_file import hear_hangups\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "(here / 'started').touch()\n"
+        "while not (here / 'sent').exists(): time.sleep(0.01)\n"
+        "heard = []\n"
+        "signal.signal(signal.SIGHUP, lambda *_: heard.append(1))\n"
+        "hear_hangups()\n"
+        "(here / 'heard').write_text(str(len(heard)))\n"
+    )
+    one = Child([sys.executable, "-c", f"import sys; exec(open({str(child)!r}).read())", str(tmp_path)])
+    one.keep()
+    wait_until((tmp_path / "started").exists)
+    one.hang_up()
+    (tmp_path / "sent").touch()
+    wait_until(lambda: one.code is not None)
+    assert (one.code, (tmp_path / "heard").read_text()) == (0, "1")
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
