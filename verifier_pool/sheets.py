@@ -6,6 +6,7 @@ what it wrote stays in the parent's sums, so counters go on when a child is star
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tempfile
@@ -31,10 +32,7 @@ class Sheet:
     """One child's file, without a name. Either side has a Sheet of the same open file; `fd` is its number here."""
 
     def __init__(self, fd: int | None = None) -> None:
-        if fd is None:
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        self.fd = fd
+        self.fd = _file() if fd is None else fd
         self._written = 0
 
     def write(self, families: Sequence[Family]) -> None:
@@ -84,9 +82,11 @@ class Writer:
         self._thread.join(2 * EVERY)
 
     def _run(self) -> None:
-        while not self._ended.wait(EVERY):
-            self._sheet.write(self._read())
-        self._sheet.write(self._read())
+        over = False
+        while not over:
+            over = self._ended.wait(EVERY)
+            with contextlib.suppress(OSError):  # no room; the next time there may be some
+                self._sheet.write(self._read())
 
 
 class Sheets:
@@ -116,6 +116,14 @@ class Sheets:
         """What all of them say together."""
         with self._lock:
             return merged(self._gone, *(sheet.read() for sheet in self._open))
+
+
+def _file() -> int:
+    """A file without a name: in memory, so that it takes no folder that can be written, where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("metrics")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 SHEETS = Sheets()
