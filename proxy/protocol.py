@@ -134,12 +134,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._be_patient(False)
         if self.parser.get_http_version() not in _VERSIONS:
             self._stop(InvalidRequest("HTTP/1.1 is spoken here", code="bad_http"))
+        names = [name for name, _ in self.headers]
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings not in ([], [b"chunked"]):
             self._stop(UnsupportedTransfer("a request body comes chunked or as it is"))
-        if sum(name == b"content-encoding" for name, _ in self.headers) > 1:
+        if names.count(b"content-encoding") > 1:
             self._stop(UnsupportedMedia("a request body has one content-encoding, and none that changes it"))
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        hosts = names.count(b"host")
         if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             self._stop(InvalidRequest("a request has one Host header", code="bad_host"))
         if self.parser.should_upgrade() and any(name in _BODIED for name, _ in self.headers):

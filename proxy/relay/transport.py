@@ -225,7 +225,6 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,
     )
 
