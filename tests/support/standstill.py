@@ -3,7 +3,8 @@
 What a test waits for comes in time on any machine that goes on (see `tests.support.waiting`). On one that stands still
 for seconds, or whose every core is taken, a time-out of the very thing under test may be over although nothing is wrong
 with it: a backend's silence that was the machine's. A failure then says nothing, so the test is asked again; what is
-wrong fails every time. Tests that were run again are listed at the end of the run.
+wrong fails every time. Tests that were run again are listed at the end of the run. Those that are about what is lost
+when everything dies (`alone`) have bounds that forgive, and are asked once.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ class Again:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         """Run a test, and once more where it failed while the machine stood still."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for attempt in range(1, TRIES + 1):
+        tries = 1 if item.get_closest_marker("alone") else TRIES
+        for attempt in range(1, tries + 1):
             with self._watch.looking() as lost:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
             failed = next((report for report in reports if report.failed), None)
-            if failed is None or attempt == TRIES or lost[0] < STILL:
+            if failed is None or attempt == tries or lost[0] < STILL:
                 break
             why = str(failed.longrepr).strip().rpartition("\n")[2][:200]
             item.user_properties.append((PROPERTY, f"{lost[0]:.1f} s in its {failed.when}: {why}"))
