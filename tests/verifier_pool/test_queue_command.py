@@ -101,7 +101,7 @@ def test_nothing_is_shown_of_an_empty_redis(redis: Redis, command: Command) -> N
         "dead": [],
     }
     assert command("list").split("\n")[:2] == ["queues", "  none"]
-    assert command("requeue", "--all") == command("drop", "--all") == "\n"
+    assert command("requeue", "--all") == command("drop", "--all") == ""
 
 
 def test_queues_are_counted(redis: Redis, valkey_url: str, command: Command) -> None:
