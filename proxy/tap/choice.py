@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from typing import TypeVar
 
 from policies.evidence import Ids
 from proxy.tap.claim import Claim
 from proxy.tap.shown import Transcript
+
+_LONGEST_REASON = 4096
+"""Characters of a finish or stop reason; the latter may be one of the client's stop strings."""
+
+Reason = TypeVar("Reason", str, "int | str")
 
 
 class ChoiceRecord:
@@ -27,3 +33,10 @@ class ChoiceRecord:
     def started(self) -> bool:
         """Whether anything came that evidence should belong to."""
         return bool(self.ids or self.transcript or self.finish_reason is not None or self.claim.rows)
+
+
+def short(reason: Reason) -> Reason:
+    """Raises ValueError for a reason that is none."""
+    if isinstance(reason, str) and len(reason) > _LONGEST_REASON:
+        raise ValueError("a reason this long is none")
+    return reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -11,7 +11,7 @@ from msgspec import Raw
 from policies.evidence import Evidence, Ids, Usage
 from proxy.tap import billed
 from proxy.tap.allowed import Allowed
-from proxy.tap.choice import ChoiceRecord
+from proxy.tap.choice import ChoiceRecord, short
 from proxy.tap.claim import WIDTH
 from proxy.tap.compose import compose
 from proxy.tap.experts import MAX_BYTES
@@ -23,10 +23,6 @@ from proxy.tap.together import Part, read_together
 from proxy.tap.types import Prepared
 
 _CHARACTERS_PER_TOKEN = 4
-_LONGEST_REASON = 4096
-"""Characters of a finish or stop reason; the latter may be one of the client's stop strings."""
-
-
 _MOST_UNCOUNTED = 32 * 1024
 """Bytes of choices that are read without being counted first."""
 _SPARE_CHOICES = 256
@@ -35,8 +31,6 @@ _TOGETHER = 8
 _MOST_LATE, _MOST_LATE_BYTES = 64, 64 * 1024
 _LARGE_CHUNK = 16 * 1024
 _RESPONSE = ("prompt_token_ids", "usage")
-
-Reason = TypeVar("Reason", str, "int | str")
 
 _ids = msgspec.json.Decoder(list[int])
 _string = msgspec.json.Decoder(str)
@@ -286,9 +280,9 @@ class Collector:
                 continue
             try:
                 if name == "finish_reason":
-                    record.finish_reason = _short(_string.decode(value))
+                    record.finish_reason = short(_string.decode(value))
                 elif name == "stop_reason":
-                    record.stop_reason = _short(_reason.decode(value))
+                    record.stop_reason = short(_reason.decode(value))
                 else:
                     self._read_experts(record, _string.decode(value))
             except UNREADABLE:
@@ -302,10 +296,3 @@ class Collector:
             self.fault("too_large")
         else:
             record.experts = text
-
-
-def _short(reason: Reason) -> Reason:
-    """Raises ValueError for a reason that is none."""
-    if isinstance(reason, str) and len(reason) > _LONGEST_REASON:
-        raise ValueError("a reason this long is none")
-    return reason
