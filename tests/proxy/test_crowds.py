@@ -101,7 +101,10 @@ def _everything(store: Store, count: int) -> list[Callable[[], Coroutine[Any, An
 
 
 @pytest.mark.parametrize("option", ["", "?max_connections=1"])
-def test_a_crowd_of_everything(valkey: Valkey, option: str) -> None:
+def test_a_crowd_of_everything(valkey: Valkey, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.PATIENCE", SOON)
+    monkeypatch.setattr("proxy.asking.PATIENCE", SOON)
+
     async def test() -> None:
         async with stored(valkey.url + option) as (store, outage):
             await asyncio.gather(*(ask() for ask in _everything(store, 400)))

@@ -22,6 +22,7 @@ from proxy.relay.clock import Clock
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
+from tests.support.pace import pace
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
@@ -299,9 +300,9 @@ def test_serving_costs_microseconds() -> None:
     clock.showing()
 
     def best() -> float:
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(2000):
             metrics.served(each, clock, 200, None)
-        return (time.perf_counter() - began) / 2000
+        return (time.thread_time() - began) / 2000
 
-    assert min(best() for _ in range(7)) < 40e-6
+    assert min(best() for _ in range(7)) < 40e-6 * pace()
