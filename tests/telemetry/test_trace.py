@@ -145,7 +145,7 @@ def test_a_client_that_leaves_ends_its_spans(stack: Stack) -> None:
     spans = check(stack.trace_of(id, "chat toy", names.GENERATION, names.WEBHOOK))
     for span in [*spans["chat toy"], *spans[names.GENERATION]]:
         assert span["failed"]
-        assert span["end"] < left + 2 * 10**9
+        assert span["end"] < left + 20 * 10**9
     assert spans[names.GENERATION][0]["attributes"][names.ERROR] == "client_left"
     assert spans[names.VERIFY]
 
