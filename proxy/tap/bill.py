@@ -30,6 +30,14 @@ class _Billed(msgspec.Struct):
 
 _billed = msgspec.json.Decoder(_Billed)
 
+MOST = 2**31 - 1
+"""Tokens of one answer, or of one prompt, beyond which nobody is believed."""
+
+
+def believed(tokens: int) -> int:
+    """What a backend bills, as far as it can be: a number of any size is its to say."""
+    return min(max(tokens, 0), MOST)
+
 
 class Bill:
     """Tokens of the prompt and of the answer by whatever was read last of each; None until something was."""
@@ -52,5 +60,5 @@ class Bill:
         prompt = usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens
         cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
         answer = usage.completion_tokens if usage.output_tokens is None else usage.output_tokens
-        self.prompt = self.prompt if prompt is None else max(prompt + cached, 0)
-        self.answer = self.answer if answer is None else max(answer, 0)
+        self.prompt = self.prompt if prompt is None else believed(prompt + cached)
+        self.answer = self.answer if answer is None else believed(answer)
