@@ -70,7 +70,8 @@ def _check(port: int) -> None:
     if missing:
         raise DemoError(f"{', '.join(missing)} not installed in {sys.executable}; `make demo` installs what is needed")
     if port_in_use(port):
-        raise DemoError(f"port {port} is in use; stop what listens there, or choose another with --port")
+        another = "countersign demo --port N, or make demo ARGS='--port N'"
+        raise DemoError(f"port {port} is in use; stop what listens there, or choose another: {another}")
     for warning in warnings():
         print(f"note: {warning}", flush=True)
 

@@ -85,8 +85,8 @@ class Children:
             child.process.wait()
             self.running.remove(child)
 
-    def finish(self, child: Child, timeout: float, tick: Callable[[str], None]) -> None:
-        """Wait until this child has ended well, calling `tick` with its last line.
+    def finish(self, child: Child, timeout: float, tick: Callable[[str], None], doing: Callable[[str], str]) -> None:
+        """Wait until this child has ended well, calling `tick` with what `doing` makes of its log so far.
 
         Raises:
             ChildError: it or another child failed, or `timeout` seconds passed.
@@ -96,7 +96,7 @@ class Children:
             self.check(passing=child)
             if time.monotonic() > deadline:
                 raise ChildError(f"{child.name} is not done after {timeout:.0f} s; see {child.log}")
-            tick(child.last_lines(1).strip()[:100])
+            tick(doing(child.log.read_text(errors="replace")))
             time.sleep(0.5)
         self.stop(child)
 

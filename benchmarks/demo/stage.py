@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -92,18 +93,27 @@ def _calibrate(children: Children, config: Path, profile: Path, tick: Callable[[
     command = [*COUNTERSIGN, "calibrate", "--config", str(config), "--backend", layout.HONEST]
     how = [part for pair in layout.CALIBRATION.items() for part in pair]
     child = children.start("calibrate", [*command, *how, "--output", str(profile)], servers.environment())
-    children.finish(child, START_SECONDS, tick)
+    children.finish(child, START_SECONDS, tick, how_far)
+
+
+def how_far(log: str) -> str:
+    """What a calibration waits for, by its log: its own last word on how far it is, never one of the engine's."""
+    counts = re.findall(r"\d+ of \d+ answers, \d+ replayed.*", log)
+    return counts[-1] if counts else "waiting for the reference engine"
 
 
 def _start_product(children: Children, config: Path, proxy: str, tick: Callable[[str], None]) -> None:
+    def waiting(missing: str) -> None:
+        tick(f"waiting for {missing}")
+
     children.start("proxy", [*COUNTERSIGN, "serve", "--config", str(config)])
-    children.wait({"the proxy": answers(proxy + "/readyz")}, 60, tick)
+    children.wait({"the proxy": answers(proxy + "/readyz")}, 60, waiting)
     worker = children.start("worker", [*COUNTERSIGN, "worker", "--config", str(config)], servers.environment())
 
     def ready() -> bool:
         return "ready: taking verifications" in worker.log.read_text(errors="replace")
 
-    children.wait({"the worker": ready}, START_SECONDS, tick)
+    children.wait({"the worker": ready}, START_SECONDS, waiting)
 
 
 async def _ask_all(

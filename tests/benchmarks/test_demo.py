@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import questions
-from benchmarks.demo import command, layout, machine, report, servers
+from benchmarks.calibration import progress as calibrating
+from benchmarks.demo import command, layout, machine, report, servers, stage
 from benchmarks.demo.models import DemoModels
 from benchmarks.demo.progress import Progress
 from benchmarks.demo.report import Row
@@ -158,8 +159,27 @@ def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_in_use_is_said_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(command.DemoError, match=f"port {port} is in use"):
+        with pytest.raises(command.DemoError, match=f"port {port} is in use.* make demo ARGS='--port N'"):
             command.main(["--port", str(port)])
+
+
+def test_a_calibration_shows_how_far_it_is_and_nothing_of_the_engine() -> None:
+    noise = [
+        "Triton is installed, but doesn't include CPU backend. Disabling Triton.",
+        "(EngineCore pid=10982) WARNING 11-30 07:59:01 [cpu.py:224] Triton is not installed.",
+        "Capturing: 100%|##########| 3/3 of 9 answers",
+    ]
+    log: list[str] = []
+    told: list[str] = []
+    progress = calibrating.Progress([], log.append)
+    log.extend(["starting the reference of m", *noise])
+    told.append(stage.how_far("\n".join(log)))
+    progress.step("asking, 4 at once")
+    log.extend(noise)
+    told.append(stage.how_far("\n".join(log)))
+    counted = progress.words().rpartition("; ")[2]
+    assert told == ["waiting for the reference engine", counted]
+    assert counted.startswith("0 of 0 answers, 0 replayed")
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

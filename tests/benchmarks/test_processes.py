@@ -110,11 +110,13 @@ def test_finish_waits_for_one_and_watches_all(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         children.start("sleeper", SLEEPER)
         short = children.start("short", [sys.executable, "-c", "import time; print('at work'); time.sleep(0.7)"])
-        children.finish(short, 20, lambda line: None)
+        ticks: list[str] = []
+        children.finish(short, 20, ticks.append, lambda log: f"it said {log.split()[:2]}")
+        assert set(ticks) <= {"it said []", "it said ['at', 'work']"}
         children.check()
         failing = children.start("failing", [sys.executable, "-c", "raise SystemExit('no backend')"])
         with pytest.raises(ChildError, match=r"failing ended with exit code 1(.|\n)*no backend"):
-            children.finish(failing, 20, lambda line: None)
+            children.finish(failing, 20, lambda line: None, str)
 
 
 def test_settings_of_the_user_do_not_reach_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

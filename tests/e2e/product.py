@@ -128,7 +128,7 @@ def calibrated(
     with Children(folder) as children:
         command = ["calibrate", "--config", str(config), "--backend", HONEST, *arguments, "--output", str(profile)]
         child = children.start("calibrate", [*COUNTERSIGN, *command], servers.environment(engines=2))
-        children.finish(child, 1800, lambda line: None)
+        children.finish(child, 1800, lambda line: None, str)
     return profile
 
 
