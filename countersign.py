@@ -21,10 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what waits for the workers, and what failed for good; queue it anew or drop it",
     ),
     "webhooks": ("verifier_pool.webhooks_command", "where events go, what failed to arrive; send one to try"),
-    "profiles": ("verifier_pool.profiles_command", "which profiles the workers judge by, and what each lacks"),
+    "profiles": ("verifier_pool.profiles_command", "which profiles running workers judge by, and what each lacks"),
     "reload": ("verifier_pool.reload_command", "have settings and profiles read anew, and see who runs by which"),
     "audit": ("verifier_pool.audit_command", "what admins changed, and who"),
-    "profile": ("verifier_pool.profile_command", "make keys; show, sign and check profiles"),
+    "profile": ("verifier_pool.profile_command", "files: make signing keys; show, sign and verify a profile"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
     "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
     "bench": ("benchmarks.command", "measure what verification costs"),
@@ -32,6 +32,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),
 }
 SYNONYMS = {"queues": "queue"}
+ACTIONS_ELSEWHERE = {
+    ("profile", "list"): "profiles",
+    ("profile", "reload"): "profiles",
+    ("profiles", "keygen"): "profile",
+    ("profiles", "sign"): "profile",
+    ("profiles", "verify"): "profile",
+}
+"""What only the other of two commands with almost the same name does; it is asked, then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     name = SYNONYMS.get(name, name)
+    name = ACTIONS_ELSEWHERE.get((name, rest[0]), name) if rest else name
     if name not in COMMANDS:
         print(f"countersign: no command {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2
