@@ -152,7 +152,7 @@ class Backend:
         entry = self.breaker.enter(self._clock())
         self._tell(before)
         if entry.probe:
-            self.changed()
+            self._present().changed()
         return entry
 
     def leave(self) -> None:
@@ -163,7 +163,7 @@ class Backend:
         """A request is over, and what it had to say of the backend was said."""
         self.breaker.left(entry, self._clock())
         if entry.probe:
-            self.changed()
+            self._present().changed()
 
     def _count(self, requests: int) -> None:
         """So many more are under way here: at this one, and at those that took its place meanwhile."""
@@ -176,7 +176,8 @@ class Backend:
 
     def follow(self, old: Backend) -> None:
         """Take the place of a backend of the same name: what is under way there counts here, too, and where the address
-        is the same so does what is known of its health. Requests that go on there go on by its settings."""
+        is the same so does what is known of its health, now and later. Requests that go on there go on by its settings.
+        """
         self.outstanding = old.outstanding
         old._heir = self
         old.changed, old.freed = _nothing, _nobody
@@ -185,40 +186,51 @@ class Backend:
             self.failure, self.complaint, self._lost = old.failure, old.complaint, old._lost
             self._probes_in_a_row = old._probes_in_a_row
 
+    def _present(self) -> Backend:
+        """Who stands for this address now: what requests say of it is said to them, wherever they began."""
+        backend = self
+        while (heir := backend._heir) is not None and heir.base_url == backend.base_url:
+            backend = heir
+        return backend
+
     def obey(self, breaker: BreakerSettings) -> None:
         """Other rules hold for its breaker."""
         self._rules = self.breaker.rules = breaker
 
     def began(self, entry: Entry) -> None:
         """An answer began."""
-        if self._lost:
-            self._rest(0)
-        before = self.breaker.state
-        if self.breaker.began(entry):
-            self._tell(before)
-            self.changed()
+        here = self._present()
+        if here._lost:
+            here._rest(0)
+        before = here.breaker.state
+        if here.breaker.began(entry):
+            here._tell(before)
+            here.changed()
 
     def finished(self, entry: Entry) -> None:
         """An answer ended well."""
-        before = self.breaker.state
-        if self.breaker.finished(entry):
-            self._tell(before)
-            self.changed()
+        here = self._present()
+        before = here.breaker.state
+        if here.breaker.finished(entry):
+            here._tell(before)
+            here.changed()
 
     def failed(self, entry: Entry, kind: Failure) -> None:
         """A request failed."""
-        self.failure = Trouble(kind, time.time())
-        if kind == "unreachable" and self.resting_until < self._clock() + _REST_SECONDS:
-            self._rest(_REST_SECONDS)
-            self._lost = True
-        before = self.breaker.state
-        if self.breaker.failed(entry, kind, self._clock()):
-            self._tell(before)
-            self.changed()
+        here = self._present()
+        here.failure = Trouble(kind, time.time())
+        if kind == "unreachable" and here.resting_until < here._clock() + _REST_SECONDS:
+            here._rest(_REST_SECONDS)
+            here._lost = True
+        before = here.breaker.state
+        if here.breaker.failed(entry, kind, here._clock()):
+            here._tell(before)
+            here.changed()
 
     def rest(self, seconds: float) -> None:
         """It wants the others to go first for so long; it gets `breaker.longest_rest` at most."""
-        self._rest(min(seconds, self._rules.longest_rest))
+        here = self._present()
+        here._rest(min(seconds, here._rules.longest_rest))
 
     def _rest(self, seconds: float) -> None:
         self._lost = False

@@ -89,12 +89,12 @@ class Group:
             if not place.done():
                 place.set_exception(self.refusal())
 
-    def pick(self, key: int | None, tried: Collection[Backend]) -> Backend | None:
+    def pick(self, key: int | None, tried: Collection[str]) -> Backend | None:
         """The backend that takes a request now, None when none can.
 
         Args:
             key: what the request has in common with others (`affinity.key_of`); None spreads it.
-            tried: backends that had their chance at this request.
+            tried: names of backends that had their chance at this request.
         """
         crowded = False
         for rank, rest, suspects in self._ranked():
@@ -105,14 +105,14 @@ class Group:
                 if chosen is not None:
                     return chosen
             for row in (rest, suspects):
-                open_to = row.those(lambda backend: backend not in tried) if tried else row
+                open_to = row.those(lambda backend: backend.name not in tried) if tried else row
                 found = self._best(open_to, key)
                 if found is not None:
                     return found
                 crowded |= rank <= RESTING and bool(open_to.members)
         return None
 
-    def has_others(self, tried: Collection[Backend]) -> bool:
+    def has_others(self, tried: Collection[str]) -> bool:
         """Whether `pick` would find one."""
         crowded = False
         for rank, rest, suspects in self._ranked():
@@ -120,7 +120,7 @@ class Group:
                 return False
             for row in (rest, suspects):
                 for backend in row.members:
-                    if backend not in tried:
+                    if backend.name not in tried:
                         if not backend.full:
                             return True
                         crowded |= rank <= RESTING

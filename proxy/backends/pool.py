@@ -14,6 +14,9 @@ from proxy.backends.backend import Backend, Standing
 from proxy.backends.group import Group
 from proxy.backends.route import Route
 
+_MOST_GONE = 100
+"""Backends without requests that are remembered after they are gone."""
+
 
 class Backends:
     """Every backend, by model.
@@ -31,11 +34,12 @@ class Backends:
         self.all: list[Backend] = []
         self.groups: dict[str, Group] = {}
         self._named: dict[str, Backend] = {}
+        self._gone: dict[str, Backend] = {}
         self.renew(settings)
 
     def renew(self, settings: Settings, standings: Mapping[str, Standing] | None = None) -> None:
         """Take over other settings, all at once: who is routed from here on is routed by them, and what is under way
-        goes on as it began. A backend whose settings are the same stays what it is.
+        goes on as it began. A backend whose settings are the same stays what it is, also where it was away meanwhile.
 
         Args:
             standings: by backend, of those that are declared to run something else than before.
@@ -44,8 +48,13 @@ class Backends:
         self.new = Standing("trial", 1.0 if rate is None else rate)
         """Standing of a backend that nobody has heard of."""
         self.models: Mapping[str, ModelSettings] = settings.models
-        self.all = [self._renewed(item, settings.breaker, standings or {}) for item in settings.backends]
+        known = self._gone | self._named
+        self.all = [
+            self._renewed(item, known.pop(item.name, None), settings.breaker, standings or {})
+            for item in settings.backends
+        ]
         self._named = {backend.name: backend for backend in self.all}
+        self._gone = _remembered(known)
         members: dict[str, list[Backend]] = {name: [] for name in self.models}
         for backend in self.all:
             members[backend.settings.model].append(backend)
@@ -56,8 +65,9 @@ class Backends:
         for group in before.values():
             group.renew([], group.rules, suspect_share=0.0)
 
-    def _renewed(self, item: BackendSettings, breaker: BreakerSettings, standings: Mapping[str, Standing]) -> Backend:
-        old = self._named.get(item.name)
+    def _renewed(
+        self, item: BackendSettings, old: Backend | None, breaker: BreakerSettings, standings: Mapping[str, Standing]
+    ) -> Backend:
         if old is None or old.settings != item:
             standing = standings.get(item.name, self.new if old is None else old.standing)
             backend = Backend(item, standing, breaker, clock=self._clock, chance=self._chance.random)
@@ -120,3 +130,10 @@ class Backends:
         hashed = group.rules.policy == "prefix_hash" and len(group.members) > 1
         key = key_of(fields, owner, group.rules) if hashed and fields is not None else None
         return Route(group, key=key, without=without)
+
+
+def _remembered(gone: Mapping[str, Backend]) -> dict[str, Backend]:
+    """Those whose requests would be forgotten if they came back, and the last ones without any: their health would."""
+    idle = [name for name, backend in gone.items() if not backend.outstanding]
+    forgotten = set(idle[:-_MOST_GONE])
+    return {name: backend for name, backend in gone.items() if name not in forgotten}

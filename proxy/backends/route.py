@@ -24,7 +24,8 @@ class Route:
         self.hint = hint
         self._group = group
         self._key = key
-        self._tried = set() if without is None else {without}
+        # By name: a backend whose settings change meanwhile has had its chance all the same.
+        self._tried = set() if without is None else {without.name}
         self._began = False
         self.waited = 0.0
 
@@ -48,7 +49,7 @@ class Route:
             turn = await self._wait(most)
         else:
             raise self._group.refusal()
-        self._tried.add(turn.backend)
+        self._tried.add(turn.backend.name)
         return turn
 
     async def _wait(self, most: float) -> Turn:
@@ -74,7 +75,7 @@ class Route:
 
     def _allows(self, backend: Backend) -> bool:
         """The same, whether it has a place or not."""
-        if backend in self._tried:
+        if backend.name in self._tried:
             return False
         return backend is self.hint or (self.hint is None and self._group.ranked(backend))
 
