@@ -10,6 +10,7 @@ from proxy.backends.group import Group
 from proxy.generation import Generation
 from proxy.outage import Outage
 from proxy.relay.clock import Clock
+from proxy.tap.bill import believed
 from proxy.watching import watch
 from verifier_pool import exposition
 from verifier_pool.fleet import Fleet
@@ -198,8 +199,8 @@ class Metrics:
 
     def _use(self, genai: Mapping[str, str], prompt: int | None, answer: int | None) -> None:
         for kind, tokens in (("input", prompt), ("output", answer)):
-            if tokens is not None and tokens >= 0:
-                self._tokens.record(tokens, {**genai, "gen_ai.token.type": kind})
+            if tokens is not None:
+                self._tokens.record(believed(tokens), {**genai, "gen_ai.token.type": kind})
 
     def passed_over(self, generation: Generation, reason: str) -> None:
         """The backend of this generation failed it, and another one is asked."""

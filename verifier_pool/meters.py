@@ -22,10 +22,13 @@ Kind = Literal["counter", "gauge", "histogram"]
 Values = tuple[str, ...]
 """Values of labels, in the order of their names."""
 Labels = Mapping[str, object]
+Observed = Iterable[tuple[float, Labels]]
 
 MOST_SERIES = 2000
 """Series of one instrument, beyond which what is new is counted under `other`."""
 OTHER = "other"
+_LARGEST = 2.0**53
+"""Beyond it a sum takes in no more ones: whatever is counted is cut there, so that one value spoils no sum."""
 
 FAST = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds in seconds, for what should take none."""
@@ -72,8 +75,8 @@ class Counter:
             self._points[()] = 0.0
 
     def add(self, amount: float, labels: Labels | None = None) -> None:
-        """Count. Raises KeyError where a label is missing."""
-        key = self._key(labels)
+        """Count; what is no number counts nothing. Raises KeyError where a label is missing."""
+        key, amount = self._key(labels), _cut(amount)
         with self._lock:
             try:
                 self._points[key] += amount
@@ -103,6 +106,14 @@ class Gauge(Counter):
                 key = _admitted(key, self._points, self.labels)
             self._points[key] = value
 
+    def replace(self, values: Observed) -> None:
+        """These are all values now; whatever had another one has none."""
+        fresh: dict[Any, float] = {}
+        for value, labels in values:
+            fresh[_admitted(self._key(labels), fresh, self.labels)] = value
+        with self._lock:
+            self._points = fresh
+
 
 class Histogram:
     """Counts values by where they lie between `bounds`, which ascend."""
@@ -121,8 +132,9 @@ class Histogram:
             self._points[()] = self._empty()
 
     def record(self, value: float, labels: Labels | None = None) -> None:
-        """Count a value. Raises KeyError where a label is missing."""
-        key, at = self._key(labels), bisect_left(self.bounds, value)
+        """Count a value; what is no number counts as 0. Raises KeyError where a label is missing."""
+        key, value = self._key(labels), _cut(value)
+        at = bisect_left(self.bounds, value)
         with self._lock:
             spread = self._points.get(key)
             if spread is None:
@@ -147,9 +159,6 @@ class Histogram:
 
     def _empty(self) -> Spread:
         return Spread([0] * (len(self.bounds) + 1))
-
-
-Observed = Iterable[tuple[float, Labels]]
 
 
 class Meters:
@@ -223,6 +232,13 @@ def _add(points: dict[Values, Point], more: Mapping[Values, Point]) -> None:
 
 def _copied(point: Point) -> Point:
     return Spread(list(point.counts), point.sum) if isinstance(point, Spread) else point
+
+
+def _cut(value: float) -> float:
+    """`value` where it can be added up; an int of any size is none."""
+    if -_LARGEST <= value <= _LARGEST:
+        return value
+    return _LARGEST if value > 0 else -_LARGEST if value < 0 else 0.0
 
 
 def _picker(labels: Sequence[str]) -> Callable[[Any], Any]:

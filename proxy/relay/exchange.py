@@ -21,6 +21,7 @@ from proxy.relay.record import Record
 from proxy.relay.refusal import reason_of
 from proxy.relay.reply import Reply
 from proxy.relay.traced import TracedAttempt
+from proxy.responses import aside
 from proxy.services import Services
 from verifier_pool.telemetry.tracing import here
 
@@ -163,9 +164,10 @@ class Exchange:
     def _account(self) -> None:
         generation, clock = self._attempt.generation, self._clock
         status = self.down.status if self.down.delivered else self._cut_status()
-        # Of what is recorded the recorder counts the tokens, off the event loop.
-        used = None if generation.verifiable and generation.recorded else self.used()
-        self._services.metrics.served(generation, clock, status, used)
+        with aside():
+            # Of what is recorded the recorder counts the tokens, off the event loop.
+            used = None if generation.verifiable and generation.recorded else self.used()
+            self._services.metrics.served(generation, clock, status, used)
         logger.info(
             "served",
             extra={

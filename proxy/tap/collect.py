@@ -11,6 +11,7 @@ from msgspec import Raw
 from policies.evidence import Evidence, Ids, Usage
 from proxy.tap import billed
 from proxy.tap.allowed import Allowed
+from proxy.tap.bill import believed
 from proxy.tap.choice import ChoiceRecord, short
 from proxy.tap.claim import WIDTH
 from proxy.tap.compose import compose
@@ -200,12 +201,11 @@ class Collector:
         self.catch_up()
         billed_prompt = billed_answer = None
         if self._usage is not None:
-            billed_prompt, billed_answer = self._usage.prompt_tokens, self._usage.completion_tokens
+            billed_prompt = believed(self._usage.prompt_tokens)
+            billed_answer = believed(self._usage.completion_tokens)
         prompts = [self.prompt_of(at * self.prepared.n) for at in range(self.prepared.prompts)]
         counted = sum(len(ids) for ids in prompts if ids is not None)
-        answer = (
-            self._tokens or max(billed_answer or 0, 0) or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
-        )
+        answer = self._tokens or billed_answer or self._rows or -(-self._characters // _CHARACTERS_PER_TOKEN)
         return counted or billed_prompt, answer
 
     def evidence(self, **meta: Any) -> list[Evidence]:

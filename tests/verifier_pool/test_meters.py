@@ -75,6 +75,24 @@ def test_names_follow_the_conventions(name: str, unit: str, kind: str, expected:
     assert metric_name(name, unit, kind) == expected
 
 
+NUMBERS = st.integers(-(10**400), 10**400) | st.floats()
+
+
+@given(st.lists(NUMBERS, max_size=20))
+def test_no_number_raises_or_spoils_a_sum(numbers: list[float]) -> None:
+    meters = Meters()
+    counter, histogram = meters.counter("c", "1", ""), meters.histogram("h", "s", "", bounds=(1.0,))
+    for number in numbers:
+        counter.add(number)
+        histogram.record(number)
+    (counted,), (spread,) = (each.points.values() for each in meters.read())
+    assert isinstance(spread, Spread)
+    assert math.isfinite(counted)  # type: ignore[arg-type]
+    assert math.isfinite(spread.sum)
+    assert sum(spread.counts) == len(numbers)
+    page(meters.read())
+
+
 def test_there_are_no_more_series_than_are_allowed() -> None:
     meters = Meters()
     counter = meters.counter("c", "1", "", ("model", "status"))
