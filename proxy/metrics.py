@@ -31,6 +31,10 @@ _OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
 }
+_REJECTED_STATUS = 200
+"""What the backend answered with, who knows it."""
+_STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 501, 502, 503, 504})
+"""Statuses that have a label of their own. Any other one is a backend's to choose, and told as `4xx` or `5xx`."""
 _GENAI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
@@ -38,7 +42,9 @@ class Metrics:
     """Labels are names the operator chose and words of ours, never ids or keys.
 
     What is thought of backends, what their verdicts say and what waits for one is for admins alone: whoever knows an
-    audit rate knows when to cheat, and verdicts tell how many are audited.
+    audit rate knows when to cheat, and verdicts tell how many are audited. So does how long clients waited for one, and
+    so does what became of rejected answers. Everybody else sees one of these as if its client had got it (`rejected`):
+    a backend knows how many it gave, so what is missing would tell.
 
     requests                 relayed requests by model, backend and the status the client got
     unrecorded               generations whose evidence could not be queued, by reason and backend
@@ -51,7 +57,8 @@ class Metrics:
     reloads                  times that changed settings were read here, by `result`: `applied` or `invalid`
     settings_valid           1 unless the settings file cannot be used as it is now; what it said before then holds
     admin_refused            requests that the admin API refused, by `reason`: no valid key, or too many without one
-    retried                  rejected answers for which another backend was asked, by model and backend
+    _retried                 rejected answers for which another backend was asked, by model and backend
+    _blocked                 rejected answers that their clients did not get, and no other one either
     inline_wait              seconds a client waited for its inline verdict
     stored                   seconds that Redis took to acknowledge what a request waits for
     """
@@ -78,9 +85,6 @@ class Metrics:
         self.admin_refused = public.counter(
             "countersign.admin.refused", "{request}", "Admin requests without a key", ["reason"]
         )
-        self.retried = public.counter(
-            "countersign.retried", "{request}", "Rejected answers asked for again elsewhere", by_backend
-        )
         self.asked_another = public.counter(
             "countersign.asked_another", "{request}", "Requests that went on elsewhere", (*by_backend, "reason")
         )
@@ -105,13 +109,19 @@ class Metrics:
             ["endpoint"],
             bounds=FAST,
         )
-        self.inline_wait = public.histogram(
-            "countersign.inline_wait.duration", "s", "Time a client waited for its inline verdict", bounds=DURATION
-        )
         self.stored = public.histogram(
             "countersign.store.duration", "s", "Time Redis took to acknowledge an intent", bounds=FAST
         )
-        self._conventions(public)
+        self._conventions(public, private)
+        self.inline_wait = private.histogram(
+            "countersign.inline_wait.duration", "s", "Time a client waited for its inline verdict", bounds=DURATION
+        )
+        self._retried = private.counter(
+            "countersign.retried", "{request}", "Rejected answers asked for again elsewhere", by_backend
+        )
+        self._blocked = private.counter(
+            "countersign.blocked", "{request}", "Rejected answers in whose place clients got an error", by_backend
+        )
         self.probes = private.counter(
             "countersign.backend.probes", "{probe}", "Background probes", ("backend", "result")
         )
@@ -123,33 +133,34 @@ class Metrics:
         )
         watch_process(public, "proxy")
 
-    def _conventions(self, meters: Meters) -> None:
-        """OpenTelemetry's own: as the clients' server, and as the backends' client."""
+    def _conventions(self, public: Meters, private: Meters) -> None:
+        """OpenTelemetry's own: as the clients' server, and as the backends' client. What holds the time that clients
+        waited for verdicts is private."""
         served, asked = (*_GENAI, "error.type"), (*_GENAI, "backend", "error.type")
-        self._duration = meters.histogram(
+        self._duration = private.histogram(
             "gen_ai.server.request.duration", "s", "Time to the last byte of the answer", served, bounds=DURATION
         )
-        self._first_token = meters.histogram(
+        self._first_token = private.histogram(
             "gen_ai.server.time_to_first_token", "s", "Time to the answer's first bytes", _GENAI, bounds=_FIRST_TOKEN
         )
-        self._per_token = meters.histogram(
+        self._per_token = public.histogram(
             "gen_ai.server.time_per_output_token",
             "s",
             "Time per token of a stream after the first; of several choices, the longest's",
             _GENAI,
             bounds=_PER_TOKEN,
         )
-        self._operation = meters.histogram(
+        self._operation = public.histogram(
             "gen_ai.client.operation.duration", "s", "Time until a backend's last byte", asked, bounds=DURATION
         )
-        self._first_chunk = meters.histogram(
+        self._first_chunk = public.histogram(
             "gen_ai.client.operation.time_to_first_chunk",
             "s",
             "Time until a backend began its answer",
             (*_GENAI, "backend"),
             bounds=_FIRST_TOKEN,
         )
-        self._tokens = meters.histogram(
+        self._tokens = public.histogram(
             "gen_ai.client.token.usage",
             "{token}",
             "Tokens of prompts and of answers, counted by us, else as billed",
@@ -167,10 +178,11 @@ class Metrics:
             used: tokens of the prompt and of the answer, as far as they are known; None where there was none, and where
                 `counted` will say it.
         """
-        self.requests.add(1, {"model": generation.model, "backend": generation.backend or "none", "status": status})
+        told = status if status in _STATUSES else f"{status // 100}xx"
+        self.requests.add(1, {"model": generation.model, "backend": generation.backend or "none", "status": told})
         endpoint = {"endpoint": generation.endpoint}
         self._overhead.record(clock.overhead, endpoint)
-        error = str(status) if status >= 400 else ""
+        error = str(told) if status >= 400 else ""
         genai = _genai(generation) | {"error.type": error}
         self._duration.record(clock.elapsed, genai)
         if clock.total is not None:
@@ -182,6 +194,14 @@ class Metrics:
         if clock.shown is not None and not error:
             self._first_overhead.record(clock.shown_overhead, endpoint)
             self._first_token.record(clock.shown, genai)
+
+    def rejected(self, generation: Generation, clock: Clock, *, again: bool) -> None:
+        """Its verdict keeps an answer from its client, for whom another backend is asked `again`, or who is told."""
+        (self._retried if again else self._blocked).add(
+            1, {"model": generation.model, "backend": generation.backend or "none"}
+        )
+        clock.showing()
+        self.served(generation, clock, _REJECTED_STATUS, None)
 
     def counted(self, generation: Generation, choices: Sequence[Evidence]) -> None:
         """What an answer took, once its evidence is read, which is nothing for the event loop."""

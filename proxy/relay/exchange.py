@@ -58,6 +58,7 @@ class Exchange:
         self._clock = Clock(services.settings.timeouts)
         self.down = Downlink(send, self._clock, services.settings.relay.keepalive)
         self._retried: str | None = None
+        self._rejected = self._counted = False
         self._attempt = self._begin(generation)
 
     async def run(self) -> None:
@@ -82,6 +83,9 @@ class Exchange:
     async def _answer(self) -> None:
         try:
             await self._serve()
+        except VerificationFailed as error:
+            self._rejected = True
+            await self._attempt.reply.fail(error)
         except ApiError as error:
             await self._attempt.reply.fail(error)
         except asyncio.CancelledError:
@@ -122,14 +126,13 @@ class Exchange:
         others = self._others(first.asked)
         if others is None or self._clock.left <= 0:
             raise alone
+        self._services.metrics.rejected(first.generation, self._clock, again=True)
         self._retried = id
         self._attempt = self._begin(first.generation.again(secrets.token_hex(16)))
-        if first.asked is not None:
-            self._services.metrics.retried.add(1, {"model": first.generation.model, "backend": first.asked.name})
         try:
             await self._ask(others)
         except BackendUnavailable as error:
-            self._attempt, self._retried = first, None
+            self._attempt, self._retried, self._counted = first, None, True
             raise alone from error
         except VerificationFailed as error:
             both = f"{id} and {self._attempt.generation.id}"
@@ -167,7 +170,10 @@ class Exchange:
         with aside():
             # Of what is recorded the recorder counts the tokens, off the event loop.
             used = None if generation.verifiable and generation.recorded else self.used()
-            self._services.metrics.served(generation, clock, status, used)
+            if not self._rejected:
+                self._services.metrics.served(generation, clock, status, used)
+            elif not self._counted:
+                self._services.metrics.rejected(generation, clock, again=False)
         logger.info(
             "served",
             extra={

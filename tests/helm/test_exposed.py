@@ -118,6 +118,7 @@ def test_the_page_is_the_generated_one() -> None:
 EVENTS = {
     "countersign_admin_refused_total",
     "countersign_asked_another_total",
+    "countersign_blocked_total",
     "countersign_backend_probes_total",
     "countersign_queue_wait_duration_seconds",
     "countersign_retried_total",

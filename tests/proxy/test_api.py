@@ -156,7 +156,7 @@ def test_metrics(rig: Rig) -> None:
     assert 'countersign_unrecorded_total{backend="b1",reason="no_answer"} 1.0' in rows
     assert 'countersign_overhead_duration_seconds_count{endpoint="chat"} 3.0' in rows
     assert "countersign_in_flight 0.0" in rows
-    assert any(row.startswith("gen_ai_server_time_to_first_token_seconds_bucket") for row in rows)
+    assert any(row.startswith("gen_ai_client_operation_time_to_first_chunk_seconds_bucket") for row in rows)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/verifications/x"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from policies.settings import hash_key
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
@@ -86,9 +88,46 @@ def test_another_backend_answers(pair: Callable[..., Rig], second: FakeBackend, 
     assert asked[0] == asked[1]
     assert len(rig.backend.requests) == len(second.requests) == 1
     assert not any(name.startswith(b"x-countersign") for name in second.last.headers)
-    page = rig.http.get("/metrics").text
+    page = rig.proxy.services.metrics.page(private=True).decode()
     assert 'countersign_retried_total{backend="b1",model="m"} 1.0' in page
+    assert "countersign_blocked_total{" not in page
     assert 'countersign_requests_total{backend="b2",model="m",status="200"} 1.0' in page
+
+
+def _public_counts(rig: Rig, answers: int) -> dict[str, Counter[str]]:
+    """What anybody can read of how often something happened, by backend, once all of it is counted."""
+    found: dict[str, Counter[str]] = {}
+
+    def read() -> Counter[str]:
+        found.clear()
+        for family in text_string_to_metric_families(rig.proxy.services.metrics.page().decode()):
+            for sample in family.samples:
+                if sample.name.endswith(("_total", "_count")) and not sample.name.startswith("process"):
+                    labels = dict(sample.labels)
+                    counts = found.setdefault(labels.pop("backend", ""), Counter())
+                    counts[f"{sample.name} {sorted(labels.items())}"] += int(sample.value)
+        return sum(found.values(), Counter())
+
+    tokens = "gen_ai_client_token_usage_count"
+    wait_until(lambda: sum(count for name, count in read().items() if tokens in name) == 2 * answers)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["block", "retry"])
+def test_the_public_page_does_not_tell_what_was_rejected(pair: Callable[..., Rig], policy: str) -> None:
+    told = []
+    for word, status in (("pass", 200), ("reject", 502)):
+        rig = pair(verification={"on_reject": policy})
+        with rig.worker(word, NOBODY):
+            assert rig.chat(headers=INLINE).status_code == status
+        told.append(_public_counts(rig, 2 if status == 502 and policy == "retry" else 1))
+    passed, rejected = told
+    # Each gave one answer, whatever its client then got.
+    assert rejected["b1"] == passed["b1"]
+    if policy == "retry":
+        assert rejected["b2"] == passed["b1"]
+    else:
+        assert rejected == passed
 
 
 def test_a_seed_of_the_client_stays_its_own(pair: Callable[..., Rig], second: FakeBackend) -> None:
