@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from policies.evidence import Evidence
 from policies.settings import Settings
 from proxy.backends.group import Group
+from proxy.conventions import PROVIDER, operation_of
 from proxy.generation import Generation
 from proxy.outage import Outage
 from proxy.relay.clock import Clock
@@ -19,18 +20,9 @@ from verifier_pool.otlp import Sender
 from verifier_pool.processes import watch_process
 
 CONTENT_TYPE = exposition.CONTENT_TYPE
-PROVIDER = "vllm"
-"""What the conventions call the provider: all backends are declared to run it."""
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TOKENS = tuple(4.0**n for n in range(14))
-_OPERATIONS = {
-    "chat": "chat",
-    "completions": "text_completion",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/v1/embeddings": "embeddings",
-}
 _REJECTED_STATUS = 200
 """What the backend answered with, who knows it."""
 _STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 501, 502, 503, 504})
@@ -288,7 +280,7 @@ class Metrics:
 
 def _genai(generation: Generation) -> dict[str, str]:
     return {
-        "gen_ai.operation.name": _OPERATIONS.get(generation.endpoint, generation.endpoint),
+        "gen_ai.operation.name": operation_of(generation.endpoint),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": generation.model,
         "backend": generation.backend or "none",

@@ -6,12 +6,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies import traceparent
 from policies.traceparent import TraceContext
+from proxy.conventions import operation_of
 from proxy.services import Services
 from verifier_pool.telemetry import names
 from verifier_pool.telemetry.tracing import entered
-
-OPERATIONS = {"chat": "chat", "completions": "text_completion", "/v1/embeddings": "embeddings"}
-"""OpenTelemetry's names of what an endpoint does; others go by their path."""
 
 
 class TracedEndpoint:
@@ -20,7 +18,7 @@ class TracedEndpoint:
 
     def __init__(self, app: ASGIApp, endpoint: str, path: str) -> None:
         self._app = app
-        self._operation = OPERATIONS.get(endpoint, endpoint)
+        self._operation = operation_of(endpoint)
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,15 +13,14 @@ from policies.errors import ApiError
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.backends.turn import Turn
+from proxy.conventions import PROVIDER, operation_of
 from proxy.relay.attempt import AskAnother, Attempt
 from proxy.relay.transport import UpstreamResponse
 from proxy.tap.passed import Passed
 from proxy.tap.types import Prepared
-from proxy.tracing import OPERATIONS
 from verifier_pool.telemetry import names
 from verifier_pool.telemetry.tracing import Attributes, Spanned, here
 
-_PROVIDER = "vllm"
 _SECOND = 10**9
 
 
@@ -37,7 +36,7 @@ class TracedAttempt(Attempt):
         assert request is not None
         about = {names.ID: generation.id, names.MODE: generation.mode, names.MODEL: generation.model}
         request.rename(f"{self._operation} {generation.model}")
-        request.set({**about, names.PROVIDER: _PROVIDER, names.STREAM: self._body.stream})
+        request.set({**about, names.PROVIDER: PROVIDER, names.STREAM: self._body.stream})
         with request.tracing.span(names.GENERATION, request.context, about) as span:
             assert span is not None
             generation.trace = span.context
@@ -66,7 +65,7 @@ class TracedAttempt(Attempt):
         assert generation is not None
         attributes: Attributes = {
             names.OPERATION: self._operation,
-            names.PROVIDER: _PROVIDER,
+            names.PROVIDER: PROVIDER,
             names.MODEL: self.generation.model,
             names.STREAM: prepared.upstream_stream,
             names.HOST: host.host,
@@ -122,7 +121,7 @@ class TracedAttempt(Attempt):
 
     @property
     def _operation(self) -> str:
-        return OPERATIONS.get(self.generation.endpoint, self.generation.endpoint)
+        return operation_of(self.generation.endpoint)
 
 
 def _why(error: BaseException) -> str:
