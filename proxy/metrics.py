@@ -221,10 +221,9 @@ class Metrics:
 
     def waits(self, generations: Mapping[str, int], held: Mapping[str, int]) -> None:
         """How many generations of which backend wait for their verdict, and how many bytes of Redis with them, as it
-        was when an answer was last recorded here."""
+        was when an answer was last recorded here. Of other backends nothing waits any more."""
         for gauge, counts in ((self._backlog, generations), (self._held, held)):
-            for backend, count in counts.items():
-                gauge.set(count, {"backend": backend})
+            gauge.replace((count, {"backend": backend}) for backend, count in counts.items())
 
     def count_flights(self, in_flight: Callable[[], int]) -> None:
         """Show how many requests are being served, whenever somebody looks."""

@@ -180,7 +180,8 @@ class Backlog:
 
     def _look(self, *more: str) -> None:
         since = time.time() - self._rules.evidence_ttl
-        names = sorted(self._names.union(more))
+        # One that was taken out of the settings is asked for until nothing of it waits any more.
+        names = sorted(self._names.union(more, (name for name, count in self._waiting.items() if count > 0)))
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.zcount(waiting_key(name), since, "+inf")

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from policies.evidence import Evidence
+from proxy import room
 from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
@@ -45,6 +46,27 @@ def _waits(client: redis.Redis, backend: str, count: int, at: float | None = Non
     for n in range(count):
         id = f"{backend}-{n}"
         client.zadd(waiting_key(backend), {id: time.time() if at is None else at})
+
+
+def test_a_backend_that_is_taken_out_is_told_of_until_nothing_of_it_waits(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_IDLE_SECONDS", -1.0)
+    metrics = Metrics()
+    backlog = room.Backlog(client, settings_for("http://127.0.0.1:9", "http://127.0.0.1:10"), metrics)
+
+    def told() -> dict[str, object]:
+        backlog.refresh()
+        (family,) = [each for each in metrics.read(private=True) if each.name == "countersign.backlog"]
+        return {backend: count for (backend,), count in family.points.items()}
+
+    _waits(client, "b2", 3)
+    assert told() == {"b1": 0, "b2": 3}
+    backlog.renew(settings_for("http://127.0.0.1:9"))
+    assert told() == {"b1": 0, "b2": 3}
+    client.delete(waiting_key("b2"))
+    assert told() == {"b1": 0, "b2": 0}
+    assert told() == {"b1": 0}
 
 
 def _shed(valkey: Valkey, client: redis.Redis, names: str, each: int, **rules: int) -> Counter[str]:
