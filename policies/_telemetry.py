@@ -19,7 +19,7 @@ class TelemetrySettings(Section):
             `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT` says it.
         file: path that spans are appended to; processes of one machine may share it.
         sampling: share of requests that are traced, drawn by the proxy itself: no client can ask for it.
-        service_name: as spans name the product; its processes have `countersign.process` beside it.
+        service_name: as spans and metrics name the product; its processes have `countersign.process` beside it.
         client_context: what a client's own `traceparent` does to the trace of its request: nothing (`ignore`), it is
             linked to (`link`), or the trace goes on there (`parent`), which is for clients of one's own: whoever
             chooses the trace's id can put any number of requests into one trace.

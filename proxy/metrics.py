@@ -18,6 +18,7 @@ from verifier_pool.fleet import Fleet
 from verifier_pool.meters import DURATION, FAST, Family, Meters
 from verifier_pool.otlp import Sender
 from verifier_pool.processes import watch_process
+from verifier_pool.telemetry.resource import resource_of
 
 CONTENT_TYPE = exposition.CONTENT_TYPE
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -250,7 +251,8 @@ class Metrics:
         SettingsError where that cannot work."""
         self._fleet = Fleet(redis_url, settings)
         if settings.metrics.otlp:
-            self._sender = Sender(settings.metrics, lambda: self.read(private=True), "proxy")
+            who = resource_of(settings.telemetry, "proxy")
+            self._sender = Sender(settings.metrics, lambda: self.read(private=True), who)
 
     def renew(self, settings: Settings) -> None:
         """Take over other models and backends."""

@@ -10,13 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from policies.errors import SettingsError
-from policies.settings import MetricsSettings
+from policies.settings import MetricsSettings, Settings
 from verifier_pool import exposition
 from verifier_pool.meters import Family, Meters, merged
 from verifier_pool.metrics import METERS
 from verifier_pool.otlp import Sender
 from verifier_pool.processes import watch_process
 from verifier_pool.sheets import SHEETS, Sheet, Writer
+from verifier_pool.telemetry.resource import resource_of
 
 _SECONDS = 5.0
 """A reader that is slower than this is cut off."""
@@ -25,9 +26,9 @@ _AT_ONCE = 8
 
 
 @contextlib.contextmanager
-def shown(settings: MetricsSettings, sheet: int | None = None) -> Iterator[None]:
+def shown(settings: Settings, name: str, sheet: int | None = None) -> Iterator[None]:
     """While this lasts, show and send what this process and its children count; or, with the file number of a `sheet`,
-    write it there for the parent to do so.
+    write it there for the parent to do so. `name` is what the process does, as its spans say it.
 
     Raises:
         SettingsError: the port is not free, or no address of this machine.
@@ -42,10 +43,10 @@ def shown(settings: MetricsSettings, sheet: int | None = None) -> Iterator[None]
         if sheet is not None:
             closing.callback(Writer(Sheet(sheet), read).close)
         else:
-            if settings.port is not None:
-                closing.callback(Page(settings, read).close)
-            if settings.otlp:
-                closing.callback(Sender(settings, read, "worker").close)
+            if settings.metrics.port is not None:
+                closing.callback(Page(settings.metrics, read).close)
+            if settings.metrics.otlp:
+                closing.callback(Sender(settings.metrics, read, resource_of(settings.telemetry, name)).close)
         yield
 
 

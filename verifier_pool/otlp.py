@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +39,7 @@ class Sender:
     """Sends what `read` says every `settings.every` seconds, from a thread of its own, and once more at the end.
 
     Args:
-        what: the process is: `proxy` or `worker`.
+        resource: who says it (`telemetry.resource`).
         exporter: in place of OTLP by HTTP.
     """
 
@@ -49,7 +47,7 @@ class Sender:
         self,
         settings: MetricsSettings,
         read: Callable[[], Sequence[Family]],
-        what: str,
+        resource: Resource,
         *,
         exporter: MetricExporter | None = None,
     ) -> None:
@@ -57,13 +55,7 @@ class Sender:
         self._every = settings.every
         self._exporter = exporter or _exporter(settings)
         self._began = time.time_ns()
-        self._resource = Resource.create(
-            {
-                "service.name": "countersign",
-                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-                "countersign.process": what,
-            }
-        )
+        self._resource = resource
         self._well = True
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     stop = threading.Event()
     if arguments.parent is not None:
         stop_with(arguments.parent, stop)
-    with shown(settings.metrics, arguments.sheet):
+    with shown(settings, arguments.only if arguments.only == "webhooks" else roles.name, arguments.sheet):
         return _started(settings, arguments, roles, stop)
 
 

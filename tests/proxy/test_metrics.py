@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from policies.settings import Settings, TimeoutSettings, hash_key
+from policies.settings import Settings, TelemetrySettings, TimeoutSettings, hash_key
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.relay.clock import Clock
+from proxy.tap.bill import MOST
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
@@ -28,6 +32,7 @@ from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.exposition import bears
 from verifier_pool.meters import Family, Spread
+from verifier_pool.telemetry.resource import resource_of
 
 TOKEN = "t" * 20
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -54,7 +59,7 @@ def test_a_stream_is_told_under_the_conventions_names(make_rig: Callable[..., Ri
     assert answer.status_code == 200
     rig.recorded(answer.headers["x-countersign-id"])
     wait_until(lambda: value(rig.http.get("/metrics").text, "gen_ai_client_token_usage_count"))
-    page = rig.http.get("/metrics").text
+    page = rig.http.get("/metrics", headers=BEARER).text
     genai = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "vllm", "gen_ai_request_model": "m"}
     for name in (
         "gen_ai_server_request_duration_seconds",
@@ -85,7 +90,7 @@ def test_a_failure_has_its_type_and_no_first_token(make_rig: Callable[..., Rig])
     rig = make_rig(metrics=METRICS, relay={"retries": 0})
     rig.backend.script = [Close()]
     assert rig.chat().status_code == 502
-    page = rig.http.get("/metrics").text
+    page = rig.http.get("/metrics", headers=BEARER).text
     assert value(page, "gen_ai_server_request_duration_seconds_count", error_type="502") == 1
     assert value(page, "gen_ai_server_time_to_first_token_seconds_count") == 0
     assert value(page, "gen_ai_client_token_usage_count") == 0
@@ -99,6 +104,57 @@ def test_tokens_of_other_endpoints_are_as_billed(make_rig: Callable[..., Rig]) -
     page = rig.http.get("/metrics").text
     labels = {"gen_ai_operation_name": "embeddings", "gen_ai_token_type": "input"}
     assert value(page, "gen_ai_client_token_usage_sum", **labels) == 9
+
+
+@pytest.mark.parametrize("digits", [18, 19, 308, 310, 5000])
+def test_no_bill_breaks_a_request_or_a_sum(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture, digits: int
+) -> None:
+    """A client's connection lives on, what comes after the answer is done, and honest counts still add up."""
+    rig = make_rig(metrics=METRICS)
+    body = b'{"object":"list","data":[],"model":"served","usage":{"prompt_tokens":%s,"total_tokens":9}}'
+    with caplog.at_level("INFO", "proxy"):
+        for count in (b"9" * digits, b"9" * digits, b"9"):
+            rig.backend.script = [wire.whole(body % count)]
+            assert rig.http.post("/v1/embeddings", json={"model": "m", "input": "x"}).status_code == 200
+        wait_until(lambda: [record.message for record in caplog.records].count("served") == 3)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    (spread,) = of(rig.proxy.services.metrics, "gen_ai.client.token.usage").points.values()
+    assert isinstance(spread, Spread)
+    assert spread.sum in (9, 2 * MOST + 9)
+
+
+def test_a_status_is_a_label_only_where_it_is_a_usual_one() -> None:
+    """It is a backend's to choose, and there are two hundred."""
+    metrics = Metrics()
+    for status in range(200, 600):
+        metrics.served(generation(), Clock(TimeoutSettings()), status, None)
+    told = {values[2] for values in of(metrics, "countersign.requests").points}
+    assert {"200", "404", "429", "499", "502", "4xx", "5xx"} <= told
+    assert len(told) < 30
+    errors = {values[-1] for values in of(metrics, "gen_ai.server.request.duration").points}
+    assert errors - {""} <= told
+    assert sum(of(metrics, "countersign.requests").points.values()) == 400  # type: ignore[arg-type]
+
+
+def test_operations_have_one_name_in_metrics_and_traces(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    spans = tmp_path / "spans"
+    paths = ["/v1/responses", "/v1/messages", "/v1/embeddings"]
+    telemetry = {"traces": "file", "file": str(spans), "service_name": "gate"}
+    rig = make_rig(metrics=METRICS, telemetry=telemetry, relay={"passthrough": paths})
+    for path in paths:
+        rig.backend.script = [wire.whole(b'{"model":"served"}')]
+        assert rig.http.post(path, json={"model": "m", "input": "x", "max_tokens": 4}).status_code == 200
+    told = {
+        own["gen_ai_operation_name"]
+        for own, _ in read(rig.http.get("/metrics", headers=BEARER).text)[
+            "gen_ai_server_request_duration_seconds_count"
+        ]
+    }
+    assert told == {"chat", "embeddings"}
+    wait_until(lambda: spans.exists() and len(spans.read_text().splitlines()) >= 3 * len(paths))
+    attributes = [json.loads(line)["attributes"] for line in spans.read_text().splitlines()]
+    assert {each.get("gen_ai.operation.name") for each in attributes} - {None} == told
 
 
 def test_the_token_shows_everything_and_does_nothing(make_rig: Callable[..., Rig]) -> None:
@@ -217,14 +273,17 @@ def test_a_collector_gets_what_prometheus_reads(backend: FakeBackend, valkey: Va
     backend.script = [wire.whole(wire.BODY)]
     with Collector() as collector:
         sent = {"otlp": True, "every": 1.0, "endpoint": f"http://127.0.0.1:{collector.server_port}/v1/metrics"}
-        with RunningProxy(settings_for(backend.url, metrics=METRICS | sent), valkey.url) as proxy:
+        with RunningProxy(
+            settings_for(backend.url, metrics=METRICS | sent, telemetry={"service_name": "gate"}), valkey.url
+        ) as proxy:
             assert httpx.post(f"{proxy.url}/v1/chat/completions", json=CHAT).status_code == 200
             wait_until(lambda: collector.taken)
         last = collector.taken[-1]  # at the proxy's end
     (resource,) = last.resource_metrics
     about = {each.key: each.value.string_value for each in resource.resource.attributes}
-    assert (about["service.name"], about["countersign.process"]) == ("countersign", "proxy")
-    assert about["service.instance.id"]
+    # As spans have it.
+    assert about.items() >= resource_of(TelemetrySettings(service_name="gate"), "proxy").attributes.items()
+    assert (about["service.name"], about["countersign.process"]) == ("gate", "proxy")
     (scope,) = resource.scope_metrics
     metrics = {metric.name: metric for metric in scope.metrics}
     requests = metrics["countersign.requests"]
@@ -264,7 +323,7 @@ def generation() -> Generation:
 
 
 def of(metrics: Metrics, name: str) -> Family:
-    (found,) = [family for family in metrics.read() if family.name == name]
+    (found,) = [family for family in metrics.read(private=True) if family.name == name]
     return found
 
 

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.demo.processes import free_ports
 from policies.errors import SettingsError
-from policies.settings import MetricsSettings
+from policies.settings import MetricsSettings, Settings
 from verifier_pool import metrics_page
 from verifier_pool.exposition import CONTENT_TYPE
 from verifier_pool.meters import Meters
@@ -84,7 +85,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=r"metrics\.port.*a free port") as error, shown(rules(port=port)):
+        with pytest.raises(SettingsError, match=r"metrics\.port.*a free port") as error, _shown(port=port):
             pass
         assert error.value.exit_code == 3
 
@@ -110,7 +111,7 @@ def test_a_child_shows_nothing_itself() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         # Its parent has the port.
-        with shown(rules(port=taken.getsockname()[1]), sheet.fd):
+        with _shown(sheet.fd, port=taken.getsockname()[1]):
             pass
     names = {family.name for family in sheet.read()}
     assert {"countersign.jobs", "process.cpu.time"} <= names
@@ -118,15 +119,13 @@ def test_a_child_shows_nothing_itself() -> None:
 
 
 def test_it_says_what_the_process_is() -> None:
-    (port,) = _free()
-    with shown(rules(port=port)):
+    (port,) = free_ports(1)
+    with _shown(port=port):
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=BEARER, trust_env=False).text
     assert re.search(r'countersign_build\{process="worker"(,version="[^"]+")?\} 1\.0', text)
     (started,) = re.findall(r"(?m)^process_start_time_seconds (\S+)", text)
     assert abs(float(started) - time.time()) < 600
 
 
-def _free() -> list[int]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return [found.getsockname()[1]]
+def _shown(sheet: int | None = None, **metrics: object) -> contextlib.AbstractContextManager[None]:
+    return shown(Settings(metrics=rules(**metrics)), "worker", sheet)

@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from importlib import metadata
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -39,6 +36,7 @@ from policies.settings import TelemetrySettings
 from policies.traceparent import TraceContext
 from verifier_pool.telemetry import log, names
 from verifier_pool.telemetry.exporters import open_exporter
+from verifier_pool.telemetry.resource import resource_of
 
 Value = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, Value | None]
@@ -114,17 +112,12 @@ class Tracing:
     def __init__(self, settings: TelemetrySettings, process: str) -> None:
         self.client_context = settings.client_context
         self._share = settings.sampling
-        resource = Resource.create(
-            {
-                "service.name": settings.service_name,
-                "service.version": metadata.version("countersign"),
-                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-                "countersign.process": process,
-            }
-        )
         limits = SpanLimits(max_span_attribute_length=_LONGEST, max_links=1, max_events=8)
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=resource, span_limits=limits, shutdown_on_exit=False
+            sampler=ALWAYS_ON,
+            resource=resource_of(settings, process),
+            span_limits=limits,
+            shutdown_on_exit=False,
         )
         self._processor = BatchSpanProcessor(
             open_exporter(settings),
