@@ -26,7 +26,7 @@ from rq.utils import as_text
 
 from policies.settings import VerificationSettings
 from verifier_pool import RQ_PREFIX
-from verifier_pool.fair_scripts import EMPTY, PUSH, REMOVE, TAKE
+from verifier_pool.fair_scripts import EMPTY, OLDEST, PUSH, REMOVE, TAKE
 from verifier_pool.queue import RETRY_SECONDS
 
 LANES = ("inline-judge", "inline", "async-judge", "async")
@@ -129,6 +129,10 @@ class FairQueue(Queue):
     def count(self) -> int:
         """How many jobs wait."""
         return sum(self.waiting().values())
+
+    def ask_oldest(self, pipeline: Any) -> None:
+        """Have `pipeline` tell since when the oldest job of the lanes waits (Unix seconds as text), or None."""
+        self._eval(pipeline, OLDEST, [*self.lane_keys, self.since_key], [])
 
     def get_job_ids(self, offset: int = 0, length: int = -1) -> list[str]:
         """Ids of what waits: rq's own, then lane by lane, the soonest first."""

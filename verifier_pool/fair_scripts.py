@@ -121,6 +121,20 @@ return count
 """
 """Lua: take a job off the queue. KEYS: the queue's own, then rq's list (12). ARGV: job id. Returns its places."""
 
+OLDEST = """
+for _ = 1, 1000 do
+  local first = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  if not first[1] then return false end
+  for lane = 1, 4 do
+    if redis.call('ZSCORE', KEYS[lane], first[1]) then return first[2] end
+  end
+  redis.call('ZREM', KEYS[5], first[1])
+end
+return false
+"""
+"""Lua: since when the oldest job of the lanes waits, Unix seconds, where one is known. What somebody took who knows
+nothing of the set of these is dropped from it, at most a thousand at a time. KEYS: the lanes (1-4), since when (5)."""
+
 EMPTY = """
 local count = 0
 for lane = 1, 4 do

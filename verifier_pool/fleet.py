@@ -15,7 +15,6 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.job import Job
-from rq.utils import utcparse
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from policies import tally
@@ -26,6 +25,7 @@ from policies.unit import declaration_name, declaration_of
 from verifier_pool import connection
 from verifier_pool import fleet_names as about
 from verifier_pool.fair import FairQueue
+from verifier_pool.letters import seconds
 from verifier_pool.meters import Family, Labels, family
 from verifier_pool.queue import (
     CANARIES,
@@ -108,23 +108,23 @@ class Fleet:
         pipeline.zcard(OPEN)
         *said, outbox, first, undecided = pipeline.execute()
         width = len(said) // max(len(self._queues), 1)
-        asked = [said[at * width : (at + 1) * width] for at in range(len(self._queues))]
+        asked = [_told(said[at * width : (at + 1) * width]) for at in range(len(self._queues))]
         pipeline = self._redis.pipeline(transaction=False)
-        for *_, head, tail, _, workers in asked:
-            for id in (head, tail):
-                pipeline.hget(Job.key_for((id or b"none").decode(errors="replace")), "enqueued_at")
+        for *_, heads, _, workers in asked:
+            for id in heads:
+                pipeline.hget(Job.key_for(id.decode(errors="replace")), "enqueued_at")
             for key in workers:
                 pipeline.exists(key)
         answers = iter(pipeline.execute())
         jobs, oldest, here = Found(), Found(), Found()
         now = time.time()
-        for each, (*counts, running, taken, later, dead, _head, _tail, since, workers) in zip(
+        for each, (*counts, running, taken, later, dead, heads, since, workers) in zip(
             self._queues, asked, strict=True
         ):
-            ends = [_seconds(next(answers)) for _ in range(2)]
+            ends = [seconds(next(answers)) for _ in heads]
             numbers = {"waiting": sum(counts), "running": running + taken, "later": later, "dead": dead}
             jobs += [(count, each.labels | {"state": state}) for state, count in numbers.items()]
-            begun = [score for _, score in since] + [at for at in ends if at is not None]
+            begun = [at for at in (None if since is None else float(since), *ends) if at is not None]
             oldest.append((max(0.0, now - min(begun)) if begun and numbers["waiting"] else 0.0, each.labels))
             here.append((sum(next(answers) for _ in workers), each.labels))
         by = ("queue", "model")
@@ -239,14 +239,17 @@ def _ask_of_queue(pipeline: Any, each: _Queue) -> None:
     pipeline.llen(queue.intermediate_queue_key)
     pipeline.zcard(queue.scheduled_job_registry.key)
     pipeline.zcard(queue.failed_job_registry.key)
+    pipeline.smembers(each.workers_key)
+    queue.ask_oldest(pipeline)
     pipeline.lindex(queue.key, 0)
     pipeline.lindex(queue.key, -1)
-    pipeline.zrange(queue.since_key, 0, 0, withscores=True)
-    pipeline.smembers(each.workers_key)
+    for key in queue.lane_keys:
+        pipeline.zrange(key, 0, 0)
 
 
-def _seconds(text: bytes | None) -> float | None:
-    try:
-        return None if text is None else utcparse(text.decode()).timestamp()
-    except (ValueError, UnicodeDecodeError):
-        return None
+def _told(answers: Sequence[Any]) -> list[Any]:
+    """What `_ask_of_queue` asked for: counts, who works, since when the oldest waits, and ids that may be older: of
+    what rq pushed, and of jobs that came from somebody who did not say since when."""
+    *counts, workers, since, first, last, lane1, lane2, lane3, lane4 = answers
+    heads = [id for id in (first, last, *lane1, *lane2, *lane3, *lane4) if id is not None]
+    return [*counts, heads, since, workers]

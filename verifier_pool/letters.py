@@ -9,7 +9,6 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import orjson
@@ -17,6 +16,7 @@ from redis import Redis
 from rq.job import Job
 from rq.registry import FailedJobRegistry
 from rq.results import Result
+from rq.utils import utcparse
 
 from policies.documents import document
 from verifier_pool import RQ_PREFIX
@@ -109,7 +109,7 @@ def _oldest(redis: Redis, ids: Sequence[str], now: float) -> tuple[float | None,
         for id in ids[start : start + _CHUNK]:
             pipeline.hmget(Job.key_for(id), "enqueued_at", "meta")
         for enqueued, meta in pipeline.execute():
-            if (at := seconds(enqueued)) > 0:
+            if (at := seconds(enqueued)) is not None:
                 since.append(at)
             with contextlib.suppress(orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
                 size += int(orjson.loads(meta or b"{}").get("size", 0))
@@ -178,10 +178,9 @@ def _reason(text: str | None) -> str:
     return found.group().rpartition(".")[2] if found else "?"
 
 
-def seconds(value: bytes | None) -> float:
-    """Unix second of a moment as rq writes it; 0 where there is none."""
+def seconds(value: bytes | None) -> float | None:
+    """Unix second of a moment as rq writes it; None where there is none."""
     try:
-        found = datetime.strptime((value or b"").decode(), "%Y-%m-%dT%H:%M:%S.%fZ")
+        return None if value is None else utcparse(value.decode()).timestamp()
     except ValueError:
-        return 0.0
-    return found.replace(tzinfo=UTC).timestamp()
+        return None

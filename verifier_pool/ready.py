@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
-from rq.utils import utcparse
 from rq.worker_registration import REDIS_WORKER_KEYS
 
 from policies.errors import SettingsError
 from policies.settings import Settings
+from verifier_pool.letters import seconds
 from verifier_pool.parents import began, runs
 from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.replays import queue_of
@@ -65,8 +65,10 @@ def _lives(pid: bytes | None, birth: bytes | None) -> bool:
     """Whether the process that entered itself still runs: a killed one stays listed for a minute or two, and in a
     container its successor has the same id."""
     try:
-        process, entered = int(pid or b""), utcparse((birth or b"").decode()).timestamp()
+        process, entered = int(pid or b""), seconds(birth)
     except ValueError:
+        return False
+    if entered is None:
         return False
     start = began(process)
     return runs(process) and (start is None or start <= entered + CLOCK_SECONDS)

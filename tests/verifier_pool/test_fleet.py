@@ -112,6 +112,18 @@ def test_queues_are_told_by_state_and_age(redis: Redis, rules: Settings, known: 
     assert (jobs["verify", "", "waiting"], jobs["verify", "", "running"]) == (1, 1)
 
 
+def test_what_others_took_or_left_unsaid_spoils_no_age(redis: Redis, rules: Settings, known: Fleet) -> None:
+    """Processes of another version may take jobs and queue some without the set of since when they wait."""
+    queue, now = FairQueue(VERIFY_QUEUE, redis), time.time()
+    redis.zadd(queue.since_key, {f"gone-{number}": now - 1000 for number in range(50)})
+    push(redis, rules, VERIFY_QUEUE, "a" * 32)
+    assert 0 <= points(known, "countersign.queue.oldest")["verify", ""] < 60  # type: ignore[operator]
+    assert redis.zrange(queue.since_key, 0, -1) == [b"a" * 32]
+    redis.delete(queue.since_key)
+    redis.hset(Job.key_for("a" * 32), "enqueued_at", "2020-01-01T00:00:00.000000Z")
+    assert points(known, "countersign.queue.oldest")["verify", ""] > 86_400  # type: ignore[operator]
+
+
 def test_what_rq_pushes_back_has_an_age_too(redis: Redis, rules: Settings, known: Fleet) -> None:
     push(redis, rules, VERIFY_QUEUE, "a" * 32)
     queue = FairQueue(VERIFY_QUEUE, redis)
@@ -177,6 +189,7 @@ def test_other_settings_are_taken_over(redis: Redis, rules: Settings, known: Fle
 
 
 ALLOWED = {"llen", "zcard", "lindex", "zrange", "zrangebyscore", "smembers", "hget", "hmget", "hgetall", "exists"}
+ALLOWED |= {"eval", "zscore"}  # `FairQueue.ask_oldest`
 CONNECTING = {"hello", "client|setinfo", "client|maint_notifications", "client|setname", "select", "commandstats"}
 
 
@@ -189,6 +202,7 @@ def test_nothing_that_grows_with_the_traffic_is_asked(redis: Redis, rules: Setti
         stats: dict[str, Any] = redis.info("commandstats")
         return {name.removeprefix("cmdstat_"): int(each["calls"]) for name, each in stats.items()}
 
+    push(redis, rules, VERIFY_QUEUE, "f" * 32)
     known.read()
     few = asked()
     for number in range(500):
