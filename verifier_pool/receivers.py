@@ -44,7 +44,7 @@ def described(redis: Redis, settings: Settings) -> list[dict[str, Any]]:
     return [
         {
             "object": "webhook",
-            "url": webhook.url,
+            "url": _origin(webhook.url),
             "allow_private": webhook.allow_private,
             "retries": list(webhook.retries),
             "disabled": bool(off),
@@ -82,6 +82,12 @@ def resume(redis: Redis, settings: Settings, actor: str) -> bool:
 def _host(url: str) -> str:
     """All of a receiver's URL that anybody may read: the rest may be what lets events in."""
     return urlsplit(url).hostname or ""
+
+
+def _origin(url: str) -> str:
+    """As `_host`, with how it is reached."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _status(redis: Redis, id: str, seconds: float) -> str:

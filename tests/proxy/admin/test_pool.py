@@ -15,7 +15,10 @@ from verifier_pool import orders, running, trail
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
 
-HOOK = {"url": "https://example.com/secret-path", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+HOOK = {
+    "url": "https://us3r:pa55@example.com:8443/secret-path?token=query",
+    "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+}
 
 
 def test_queues_are_shown_with_what_failed(house: House) -> None:
@@ -88,7 +91,7 @@ def test_profiles_are_what_workers_say(house: House) -> None:
 def test_the_webhook_is_shown_tried_and_resumed(open_house: Callable[..., House]) -> None:
     house = open_house(webhook=HOOK)
     (shown,) = house.get("/admin/webhooks")["data"]
-    assert (shown["url"], shown["disabled"], shown["failed"]) == (HOOK["url"], False, 0)
+    assert (shown["url"], shown["disabled"], shown["failed"]) == ("https://example.com:8443", False, 0)
     tried = house.admin.post("/admin/webhooks/test?wait=0")
     assert (tried.status_code, tried.json()["status"]) == (202, "waiting")
     assert house.redis.zrange(OUTBOX, 0, -1) == [f"event:{tried.json()['id']}".encode()]
@@ -101,8 +104,7 @@ def test_the_webhook_is_shown_tried_and_resumed(open_house: Callable[..., House]
     actions = [each["action"] for each in house.audit(action="webhook.")]
     assert actions == ["webhook.resume", "webhook.test"]
     told = orjson.dumps([house.get("/admin/webhooks"), house.audit()])
-    assert b"whsec" not in told
-    assert b"secret-path" not in orjson.dumps(house.audit())
+    assert not [secret for secret in (b"whsec", b"secret-path", b"us3r", b"pa55", b"query") if secret in told]
 
 
 def test_without_a_webhook_there_is_none_to_try(house: House) -> None:
