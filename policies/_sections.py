@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from policies.errors import SettingsError
 
 PREFIX = "COUNTERSIGN_"
+_FILE = "countersign.yaml"
 
 
 class _Override(str):
@@ -79,19 +80,29 @@ def read_tree(text: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
     Raises SettingsError, which names the variable or says where the YAML is wrong.
     """
-    tree = _yaml(text, "countersign.yaml") or {}
+    tree = _yaml(text, _FILE) or {}
     if not isinstance(tree, dict):
-        raise SettingsError("countersign.yaml", "expected a mapping of settings")
+        raise SettingsError(_FILE, "expected a mapping of settings")
     for name in sorted(environ):
         if name.startswith(PREFIX) and name != PREFIX + "CONFIG":
             _override(tree, name, environ[name])
     return tree
 
 
+def says_nothing(text: str) -> bool:
+    """Whether there is no setting in YAML text. Raises SettingsError."""
+    return not _yaml(text, _FILE)
+
+
 def _yaml(text: str, name: str) -> Any:
     """What YAML text says. Raises SettingsError without the text itself, which may hold a secret."""
     try:
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node, "" if name == _FILE else name, (), set())
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -99,6 +110,33 @@ def _yaml(text: str, name: str) -> Any:
     except (ValueError, OverflowError, RecursionError) as error:
         # Of what looks like a date or a number and is none, and of a thousand brackets.
         raise SettingsError(name, f"not valid YAML ({type(error).__name__})") from error
+
+
+def _check(node: yaml.Node, where: str, inside: tuple[yaml.Node, ...], known: set[int]) -> None:
+    """Raises SettingsError for what YAML lets pass, and no settings can mean: a key that is there twice, one of which
+    would go unread, and what holds itself.
+
+    Args:
+        where: the node's name in the settings. inside: the nodes that hold it.
+        known: those that were looked at before, by `id`.
+    """
+    if any(node is each for each in inside):
+        raise SettingsError(where or _FILE, "holds itself")
+    if id(node) in known or isinstance(node, yaml.ScalarNode):
+        return
+    known.add(id(node))
+    before, inside = f"{where}." if where else "", (*inside, node)
+    if isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            _check(item, f"{before}{at}", inside, known)
+        return
+    names = set[str]()
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+        if name in names and name != "?":
+            raise SettingsError(before + name, f"is there twice, the second time in line {key.start_mark.line + 1}")
+        names.add(name)
+        _check(value, before + name, inside, known)
 
 
 def _override(tree: dict[str, Any], name: str, value: str) -> None:

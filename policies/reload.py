@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from policies.errors import SettingsError
-from policies.settings import Settings
+from policies.settings import Settings, parse_settings, says_nothing
 
 Path = tuple[str, ...]
 
@@ -61,6 +61,39 @@ class Applied:
     settings: Settings
     changed: tuple[str, ...]
     restart: tuple[str, ...]
+
+
+KEPT: tuple[Path, ...] = (("models",), ("backends",), ("keys",), ("admin", "keys"))
+"""What a file that is cut off, or not there yet, would take away."""
+_BY_HAND = "if that is meant, ask for it: `countersign reload`, or SIGHUP"
+
+
+def reread(
+    running: Settings,
+    text: str,
+    environ: Mapping[str, str],
+    fixed: Sequence[Path],
+    *,
+    by_hand: bool,
+    given: Mapping[str, Any] | None = None,
+) -> Applied:
+    """What a running process makes of its settings file's text.
+
+    Unless it is told to `by_hand`, it takes no file for meant that says nothing, or that takes away all of what is
+    `KEPT`: such a file is one that is being written.
+
+    Args:
+        given: settings that lie over everything else.
+
+    Raises SettingsError, which says so, or what else is wrong.
+    """
+    if not by_hand and says_nothing(text):
+        raise SettingsError("countersign.yaml", f"the file says nothing; {_BY_HAND}")
+    wanted = parse_settings(text, environ).model_copy(update=dict(given or {}))
+    for path in () if by_hand else KEPT:
+        if _get(running, path) and not _get(wanted, path):
+            raise SettingsError(".".join(path), f"the file takes away every one; {_BY_HAND}")
+    return applied(running, wanted, fixed)
 
 
 def applied(running: Settings, wanted: Settings, fixed: Sequence[Path]) -> Applied:

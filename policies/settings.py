@@ -26,7 +26,7 @@ from policies._rules import (
     VerificationSettings,
     WebhookSettings,
 )
-from policies._sections import Section, read_tree
+from policies._sections import Section, read_tree, says_nothing
 from policies._telemetry import TelemetrySettings
 from policies.errors import SettingsError
 
@@ -55,6 +55,7 @@ __all__ = [
     "embedded_dir",
     "hash_key",
     "parse_settings",
+    "says_nothing",
     "store_url",
 ]
 
@@ -62,10 +63,14 @@ __all__ = [
 class ReferenceSettings(Section):
     """The trusted engine that replays.
 
-    `vllm_engine` runs in the worker and needs `path`; `vllm_http` asks the server at `url`.
-    `engine` holds keyword arguments for vLLM's engine (`max_num_seqs`, `max_num_batched_tokens`, …).
-
     Attributes:
+        kind: `vllm_engine` runs in the worker and needs `path`; `vllm_http` asks the server at `url`.
+        path: folder of the model that an engine loads.
+        url: address of the server, without `/v1`.
+        api_key: what the server is asked with.
+        served_model: the model's name at the server, when it differs.
+        engine: keyword arguments for vLLM's engine (`max_num_seqs`, `max_num_batched_tokens`, …).
+        timeout: seconds that the server may take for one replay.
         max_in_flight: replays that one reference process holds at once; the engine batches them.
         max_in_flight_tokens: their tokens, prompts and outputs together; one longer replay runs alone.
         canary_seconds: how often replays with known answers are mixed in, besides those after a replay that accuses a
@@ -107,9 +112,9 @@ class ModelSettings(Section):
             do), or in every chat request (`always`: Mistral's own tokenizers).
         experts: number of experts of a mixture-of-experts model, whose answers must then come with expert ids.
         profile: file with the calibrated null distributions.
-        second_reference, second_profile: another trusted engine with a profile of its own. An answer that speaks
-            against its backend by a calibrated check is replayed there too, and counts in the backend's standing only
-            when it does so there as well.
+        second_reference: another trusted engine. An answer that speaks against its backend by a calibrated check is
+            replayed there too, and counts in the backend's standing only when it does so there as well.
+        second_profile: file with the null distributions of that one.
         routing: which of its backends takes a request, where that is not as for the other models.
     """
 
@@ -161,6 +166,10 @@ class Settings(Section):
     """Everything an operator can set.
 
     Attributes:
+        host: address that the proxy listens at; `0.0.0.0` is every one of the machine, which needs a client key.
+        port: where it listens; 0 is any free one.
+        redis_url: the Redis that proxies and workers share (`redis://`, `rediss://`, `unix://`, and with `+sentinel` or
+            `+cluster` after the first word); without one `serve` runs a Valkey of its own on this machine.
         limits: of every client key without its own, and of this machine where there are no keys.
         profile_keys: public keys (Ed25519, 32 bytes in base64, as `countersign profile keygen` prints them); when there
             are any, profiles must be signed by one of them.
@@ -198,6 +207,8 @@ class Settings(Section):
         for backend in self.backends:
             if backend.model not in self.models:
                 raise ValueError(f"backends.{backend.name}.model: {backend.model!r} is not among models")
+        if self.port and self.admin.port == self.port and _may_meet(self.host, self.admin.host):
+            raise ValueError("admin.port: the proxy listens there, the admin API needs another")
         shared = {key.sha256 for key in self.keys}.intersection(key.sha256 for key in self.admin.keys)
         if shared:
             raise ValueError("admin.keys: a client key is no admin key, and two have the same text")
@@ -216,6 +227,11 @@ class Settings(Section):
         return self.standing if own is None else self.standing.model_copy(update={"alpha": own})
 
 
+def _may_meet(host: str, other: str) -> bool:
+    """Whether what listens at one may be in the way of the other; only two different addresses cannot."""
+    return host == other or not {host, other}.isdisjoint(("0.0.0.0", "::", "", "localhost"))
+
+
 def hash_key(key: str | bytes) -> str:
     """SHA-256 of a client key, hex."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
@@ -226,6 +242,8 @@ def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
     tree = read_tree(text, environ)
     try:
         return Settings.model_validate(tree)
+    except RecursionError as error:
+        raise SettingsError("countersign.yaml", "settings that are less deep") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "countersign.yaml"

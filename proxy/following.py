@@ -23,8 +23,8 @@ from starlette.datastructures import State
 
 from policies.errors import SettingsError, StoreUnavailable
 from policies.overlay import Merged, Overlay, merged
-from policies.reload import FIXED_IN_PROXY, Applied, applied
-from policies.settings import Settings, parse_settings
+from policies.reload import FIXED_IN_PROXY, Applied, reread
+from policies.settings import Settings
 from proxy.services import Services, check_addresses, check_backend, load_tokenizers
 from proxy.tasks import end
 from verifier_pool import overlays, running, trail
@@ -97,7 +97,7 @@ class Following:
         self._version: str | None = None
         self._entry = ""
         self._asked: running.Asked | None = None
-        self._heard = False
+        self._heard = self._behind = False
         self._turn = asyncio.Lock()
         self._woken = asyncio.Event()
         self._forced = False
@@ -134,27 +134,33 @@ class Following:
         self._forced = True
         self._woken.set()
 
-    async def look(self) -> None:
-        """See what is new and let it hold. What cannot be read or used is logged, and changes nothing."""
+    async def look(self) -> bool:
+        """See what is new and let it hold. What cannot be read or used is logged, and changes nothing.
+
+        Returns whether what Redis says of backends was heard and holds.
+        """
         async with self._turn:
             forced, self._forced = self._forced, False
-            changed = await self._hear()
+            heard = await self._hear()
             if self._asked is not None and self._asked.id != self.said.asked:
                 forced = True
             text, problem = await self._read(forced=forced)
             if problem is not None:
                 await self._refuse(problem)
-            elif changed or text is not None:
-                await self._renew(text)
+            if text is not None:
+                await self._renew(text, by_hand=forced)
+            if self._behind:
+                await self._renew(None)
             if forced and self._asked is not None:
                 self._say(asked=self._asked.id)
             if time.monotonic() >= self._said_at:
                 self._said_at = time.monotonic() + running.EVERY
                 with contextlib.suppress(StoreUnavailable):
                     await self._run(running.TELL, running.KEYS, running.tell_arguments(self.said))
+            return heard and not self._behind
 
     async def _hear(self) -> bool:
-        """What Redis says; whether other backends are laid over the file's than before."""
+        """What Redis says, if it does; `_behind` is whether other backends are laid over the file's than hold here."""
         keys = [overlays.VERSION, overlays.BACKENDS, running.RELOAD, trail.TRAIL]
         try:
             version, asked, entries, *stored = await self._run(
@@ -168,14 +174,15 @@ class Following:
         self._tell_of(entries)
         self._heard = True
         if not stored:
-            return False
+            return True
         pairs = dict(zip(stored[0][::2], stored[0][1::2], strict=True))
         found, unreadable = overlays.read(pairs)
         if unreadable:
             logger.error("what is laid over backends cannot be read", extra={"backends": unreadable})
         before, self._overlays, self._version = self._overlays, found, version.decode()
         self._say(backends=self._version)
-        return found != before
+        self._behind |= found != before
+        return True
 
     def _tell_of(self, entries: list[Any]) -> None:
         """Log what is new in the audit log, whoever did it: a change at a terminal has no log of its own."""
@@ -201,11 +208,11 @@ class Following:
             self._say(sha256=self._file.sha256)
         return (None if found is None else found.text), None
 
-    async def _renew(self, text: str | None) -> None:
+    async def _renew(self, text: str | None, *, by_hand: bool = False) -> None:
         """Let it hold: another file, or other backends laid over the same."""
         services = self.services
         try:
-            made = None if text is None else await asyncio.to_thread(self._made, text)
+            made = None if text is None else await asyncio.to_thread(self._made, text, by_hand)
             declared = self.declared if made is None else made.settings
             await asyncio.to_thread(check_addresses, declared, self._redis_url)
             both = _usable(declared, self._overlays)
@@ -213,20 +220,25 @@ class Following:
         except SettingsError as error:
             await self._refuse(error)
             return
+        except Exception as error:
+            # Whatever a file makes go wrong, it is the file that cannot be used.
+            if self.said.error is None:
+                logger.exception("settings could not be read")
+            await self._refuse(SettingsError("countersign.yaml", f"cannot be read ({type(error).__name__})"))
+            return
         known = {}
         with contextlib.suppress(StoreUnavailable):
             known = await services.standings.of_others(both.settings)
         # From here nothing is awaited: a request sees all of it or nothing.
-        self.declared, self.merged = declared, both
+        self.declared, self.merged, self._behind = declared, both, False
         if both.settings != services.settings:
             self._state.services = services.renewed(both.settings, tokenizers, known)
         self._say(left_out=dict(both.left_out), since=time.time())
         if made is not None:
             await self._applied(made)
 
-    def _made(self, text: str) -> Applied:
-        wanted = parse_settings(text, os.environ).model_copy(update=dict(self._given))
-        return applied(self.declared, wanted, FIXED_IN_PROXY)
+    def _made(self, text: str, by_hand: bool) -> Applied:
+        return reread(self.declared, text, os.environ, FIXED_IN_PROXY, by_hand=by_hand, given=self._given)
 
     async def _applied(self, made: Applied) -> None:
         recovered = self.said.error is not None

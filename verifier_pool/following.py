@@ -11,18 +11,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from redis import Redis
+from redis.exceptions import RedisError
 
 from policies.errors import SettingsError
 from policies.overlay import Overlay, merged
 from policies.reload import Path as Name
-from policies.reload import applied
-from policies.settings import Settings, parse_settings
+from policies.reload import reread
+from policies.settings import Settings
 from verifier_pool import overlays, running
 from verifier_pool.settings_file import SettingsFile, hear_hangups
 
@@ -55,7 +57,7 @@ class Following:
         self._version: bytes | None = None
         self._asked: running.Asked | None = None
         self._first = True
-        self._forced = False
+        self._forced = self._behind = False
         self._look_at = self._file_at = self._said_at = 0.0
         self._begin()
 
@@ -82,14 +84,15 @@ class Following:
         if now < self._look_at:
             return
         self._look_at = now + EVERY
-        changed = self._hear(redis)
+        self._behind |= self._hear(redis)
         forced, self._forced = self._forced or self._is_asked, False
-        try:
+        with self._refusing():
             text = self._read(now, forced=forced)
-            if changed or text is not None:
-                self._renew(text)
-        except SettingsError as error:
-            self._refuse(error)
+            if text is not None:
+                self._renew(text, by_hand=forced)
+        if self._behind:
+            with self._refusing():
+                self._renew(None)
         if self._asked is not None and (forced or self._first):
             self._say(asked=self._asked.id)
         self._first = False
@@ -141,20 +144,34 @@ class Following:
             self._say(sha256=self._file.sha256)
         return None if found is None else found.text
 
-    def _renew(self, text: str | None) -> None:
+    def _renew(self, text: str | None, *, by_hand: bool = False) -> None:
         declared, restart = self.declared, self.said.restart
         if text is not None:
-            made = applied(declared, parse_settings(text, os.environ), self._fixed)
+            made = reread(declared, text, os.environ, self._fixed, by_hand=by_hand)
             declared, restart = made.settings, made.restart
         both = merged(declared, self._overlays)
         facts = self.take(both.settings)
-        self.declared, self.settings = declared, both.settings
+        self.declared, self.settings, self._behind = declared, both.settings, False
         self._say(left_out=dict(both.left_out), since=time.time(), profiles=facts)
         if text is not None:
             self._say(error=None, restart=restart)
             logger.info("the settings file was applied")
             if restart:
                 logger.warning("settings hold only after a restart: %s", ", ".join(restart))
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Settings that cannot be used change nothing, whatever is wrong with them."""
+        try:
+            yield
+        except SettingsError as error:
+            self._refuse(error)
+        except RedisError:
+            raise
+        except Exception as error:
+            if self.said.error is None:
+                logger.exception("settings could not be read")
+            self._refuse(SettingsError("countersign.yaml", f"cannot be read ({type(error).__name__})"))
 
     def _refuse(self, error: SettingsError) -> None:
         problem = {"key": error.key, "expected": error.expected}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import reload
 from policies.errors import SettingsError
-from policies.reload import FIXED, FIXED_IN_PROXY, FIXED_IN_REFERENCE, FIXED_IN_WORKER, applied, changed
-from policies.settings import Settings, hash_key
+from policies.reload import FIXED, FIXED_IN_PROXY, FIXED_IN_REFERENCE, FIXED_IN_WORKER, applied, changed, reread
+from policies.settings import Settings, hash_key, parse_settings
 
 FIXES = (FIXED, FIXED_IN_PROXY, FIXED_IN_WORKER, FIXED_IN_REFERENCE)
 KEYS = [{"name": "ops", "sha256": hash_key("ops")}]
@@ -111,6 +112,49 @@ def test_what_is_fixed_stays_and_the_rest_holds(running: Settings, wanted: Setti
 def test_the_same_settings_change_nothing(settings: Settings) -> None:
     found = applied(settings, settings, FIXED_IN_PROXY)
     assert (found.settings, found.changed, found.restart) == (settings, (), ())
+
+
+FULL = f"models: {{m: {{}}}}\nbackends: [{{name: a, url: 'http://x', model: m}}]\nkeys: [{KEYS[0]}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("", "countersign.yaml"),
+        ("\n# soon\n---\n", "countersign.yaml"),
+        ("{}", "countersign.yaml"),
+        ("[]", "countersign.yaml"),
+        ("port: 8700", "models"),
+        ("models: {m: {}}", "backends"),
+        ("models: {m: {}}\nbackends: [{name: b, url: 'http://y', model: m}]", "keys"),
+        (FULL + "admin: {host: 127.0.0.1}", "admin.keys"),
+    ],
+)
+def test_a_file_that_takes_everything_away_is_asked_for_by_hand(text: str, key: str) -> None:
+    running = Settings.model_validate(yaml.safe_load(FULL) | {"admin": {"keys": [KEYS[0] | {"sha256": "0" * 64}]}})
+    with pytest.raises(SettingsError, match=r"countersign reload.*SIGHUP") as raised:
+        reread(running, text, {}, FIXED_IN_PROXY, by_hand=False)
+    assert raised.value.key == key
+    found = reread(running, text, {}, FIXED_IN_PROXY, by_hand=True)
+    assert found.settings.admin.keys == ()
+
+
+def test_no_beginning_of_a_file_takes_everything_away() -> None:
+    """Whatever there is of a file that is being written, some of each kind is left, or it is refused."""
+    running = parse_settings(FULL, {})
+    for end in range(len(FULL)):
+        try:
+            found = reread(running, FULL[:end], {}, FIXED_IN_PROXY, by_hand=False).settings
+        except SettingsError:
+            continue
+        assert (len(found.models), len(found.backends), len(found.keys)) == (1, 1, 1)
+
+
+def test_what_was_never_there_is_not_missed() -> None:
+    assert reread(Settings(), "port: 1", {}, FIXED_IN_WORKER, by_hand=False, given={"host": "::1"}).restart == (
+        "host",
+        "port",
+    )
 
 
 def test_a_door_that_stays_open_keeps_its_keys() -> None:

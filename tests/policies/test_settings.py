@@ -42,6 +42,23 @@ def test_an_override_replaces_or_adds_any_key() -> None:
     assert settings.keys[0].sha256 == hash_key("k")
 
 
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("{port: 8700, admin: {port: 8700}}", True),
+        ("{host: 10.0.0.1, port: 8700, admin: {port: 8700, host: localhost}}", True),
+        ("{host: 0.0.0.0, port: 8700, admin: {port: 8700}}", True),
+        ("{admin: {port: 8700}}", True),
+        ("{host: 10.0.0.1, port: 8700, admin: {port: 8700}}", False),
+        ("{port: 0, admin: {port: 0}}", False),
+        ("{port: 8700, admin: {port: 8701}}", False),
+    ],
+)
+def test_the_admin_api_is_not_where_the_proxy_is(said: str, refused: bool) -> None:
+    with pytest.raises(SettingsError, match=r"admin\.port") if refused else contextlib.nullcontext():
+        parse_settings(said, {})
+
+
 FULL = f"""
 keys: [{{name: k, sha256: {hash_key("k")}}}]
 models:
@@ -137,6 +154,34 @@ def test_what_is_no_text_is_yaml_and_the_variable_is_named(variable: str, text: 
     with pytest.raises(SettingsError) as caught:
         parse_settings(FULL, {variable: text})
     assert caught.value.key == variable
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("port: 1\nhost: x\nport: 2", "port"),
+        ("port: 1\n'port': 2", "port"),
+        ("backends: []\nmodels: {m: {}}\nbackends: []", "backends"),
+        ("models: {m: {vocab_size: 1, vocab_size: 2}}", "models.m.vocab_size"),
+        ("backends: [{name: a, url: 'http://x', model: m, api_key: sk-one, api_key: sk-two}]", "backends.0.api_key"),
+        ("x: &x [*x]", "x.0"),
+        ("models: &m {m: *m}", "models.m"),
+        ("&a [[*a]]", "0.0"),
+    ],
+)
+def test_what_is_there_twice_or_holds_itself_is_refused_by_name(text: str, key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, {})
+    assert caught.value.key == key
+    assert "sk-" not in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        parse_settings("", {"COUNTERSIGN_MODELS": text})
+    assert caught.value.key == f"COUNTERSIGN_MODELS.{key}"
+
+
+def test_what_is_only_said_twice_is_no_fault() -> None:
+    text = "models: {a: &a {vocab_size: 7}, b: *a, c: {<<: *a, vocab_size: 9}}"
+    assert [model.vocab_size for model in parse_settings(text, {}).models.values()] == [7, 7, 9]
 
 
 @pytest.mark.parametrize("text", ["port: 2026-13-45", "port: 0x_", "[" * 5000])

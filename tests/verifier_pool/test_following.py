@@ -154,11 +154,50 @@ def test_what_cannot_be_taken_leaves_the_old_ones(file: File, redis: Redis) -> N
 
     following = file.following
     following.look(redis)
-    following.take = refuse
+    following.take, take = refuse, following.take
     file.write(standing={"alpha": 0.01})
-    with pytest.raises(ValueError, match="a bug"):
-        look(following, redis)
+    look(following, redis)
     assert following.settings.standing.alpha == 1e-6
+    assert said(redis).error == {"key": "countersign.yaml", "expected": "cannot be read (ValueError)"}
+    following.take = take
+    file.write(standing={"alpha": 0.02})
+    look(following, redis)
+    assert (following.settings.standing.alpha, said(redis).error) == (0.02, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "{}", "null", "[]", "models: {toy: {}}\nadmin: {watch_seconds: 0.01}"]
+)
+def test_a_file_that_takes_everything_away_is_none_unless_it_is_asked_for(file: File, redis: Redis, text: str) -> None:
+    following = file.following
+    following.look(redis)
+    before = following.settings
+    file.path.write_text(text)
+    look(following, redis)
+    assert following.settings is before
+    error = said(redis).error
+    assert error is not None
+    assert "countersign reload" in error["expected"]
+    file.write(standing={"alpha": 0.01})
+    look(following, redis)
+    assert (following.settings.standing.alpha, said(redis).error) == (0.01, None)
+    file.path.write_text(text)
+    running.ask(redis, "cli:ann@desk")
+    following.look(redis)
+    assert (following.settings.backends, said(redis).error) == ((), None)
+
+
+@pytest.mark.parametrize("text", ["x: &A [*A]", "models: &m {toy: *m}", "standing: {alpha: 7}", "models: ["])
+def test_what_redis_says_holds_whatever_the_file_says(file: File, redis: Redis, text: str) -> None:
+    following = file.following
+    following.look(redis)
+    file.path.write_text(text)
+    time.sleep(0.02)
+    following.look(redis)
+    overlays.Desk(redis, following.declared, "key:boss").drain("honest")
+    look(following, redis)
+    assert said(redis).error is not None
+    assert following.settings.backend("honest").drained
 
 
 def test_who_is_silent_is_gone(redis: Redis) -> None:

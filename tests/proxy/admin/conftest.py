@@ -53,6 +53,10 @@ class House:
         following: Following = self.proxy.app.state.following
         return following
 
+    def refused(self) -> dict[str, str]:
+        """Why the settings file cannot be used, once it is found so."""
+        return wait_until(lambda: self.following.said.error or {})
+
     def write(self, tree: dict[str, Any] | str) -> None:
         """Another file in the place of the old one, as editors and package managers do it."""
         new = self.path.with_name("new.yaml")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -50,13 +51,9 @@ def test_admin_keys_of_the_file_come_and_go(house: House) -> None:
     new = {"authorization": "Bearer ak-new"}
     house.change(admin=house.tree["admin"] | {"keys": [{"name": "new", "sha256": hash_key("ak-new")}]})
     url = f"{house.proxy.admin_url}/admin/backends"
-
-    def let_in() -> bool:
-        time.sleep(0.2)  # each guess counts
-        return httpx.get(url, headers=new).status_code == 200
-
-    eventually(let_in)
-    assert httpx.get(url, headers=BOSS).status_code == 401
+    # Wrong guesses are counted, and this one ends with the first.
+    eventually(lambda: httpx.get(url, headers=BOSS).status_code == 401)
+    assert httpx.get(url, headers=new).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -66,8 +63,16 @@ def test_admin_keys_of_the_file_come_and_go(house: House) -> None:
         ("standing: {alpha: 7}", "standing.alpha"),
         ("nonsense: 1", "nonsense"),
         ("backends: [", "countersign.yaml"),
-        ("backends: [{name: a, url: 'http://', model: m}]\nmodels: {m: {}}", "backends.0.url"),
-        ("models: {m: {tokenizer: /nowhere/tokenizer.json}}", "models.m.tokenizer"),
+        (
+            f"backends: [{{name: a, url: 'http://', model: m}}]\nmodels: {{m: {{}}}}\nadmin: {{keys: {KEYS}}}",
+            "backends.0.url",
+        ),
+        ("", "countersign.yaml"),
+        ("# being written", "countersign.yaml"),
+        ("{}", "countersign.yaml"),
+        ("models: {m: {}}", "backends"),
+        ("x: &A [*A]", "x.0"),
+        ("port: 1\nport: 2", "port"),
         ("- 1", "countersign.yaml"),
     ],
 )
@@ -88,6 +93,36 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_says_so(
     house.write(house.tree)
     eventually(lambda: house.get("/admin/settings")["this"]["state"] == "current")
     assert "countersign_settings_valid 1" in house.http.get("/metrics").text.replace(".0", "")
+
+
+def test_a_file_that_takes_away_every_key_is_none_unless_it_is_asked_for(open_house: Callable[..., House]) -> None:
+    house = open_house(keys=[{"name": "ann", "sha256": hash_key("sk-ann")}])
+    cut: list[dict[str, Any]] = [
+        {"keys": []},
+        {"admin": house.tree["admin"] | {"keys": []}},
+        {"backends": []},
+        {"backends": [], "models": {}},
+    ]
+    for sections in cut:
+        house.write(house.tree | sections)
+        assert "`countersign reload`, or SIGHUP" in house.refused()["expected"]
+        assert house.chat().status_code == 401
+        house.write(house.tree)
+        eventually(lambda: house.following.said.error is None)
+    house.change(keys=[])
+    assert house.admin.post("/admin/settings/reload").json()["this"]["error"] is None
+    assert house.proxy.services.settings.keys == ()
+    # What holds is the file by now: it is read again without anybody asking.
+    house.change(standing={"alpha": 0.01})
+    eventually(lambda: house.proxy.services.settings.standing.alpha == 0.01)
+
+
+def test_a_tokenizer_that_is_not_there_changes_nothing_but_what_redis_says(house: House) -> None:
+    house.change(models={"m": {"tokenizer": "/nowhere/tokenizer.json"}})
+    assert house.refused()["key"] == "models.m.tokenizer"
+    assert house.admin.patch("/admin/backends/b1", json={"max_concurrency": 7}).json()["holds"]
+    assert house.backend()["settings"]["max_concurrency"] == 7
+    assert house.refused()["key"] == "models.m.tokenizer"
 
 
 def test_a_file_that_is_gone_changes_nothing(house: House) -> None:
@@ -156,7 +191,8 @@ def test_a_request_goes_on_as_it_began(house: House, backend: FakeBackend, secon
         lines = answer.iter_lines()
         next(lines)
         house.change(models={"other": {}}, backends=[])
-        eventually(lambda: house.names() == [])
+        assert house.admin.post("/admin/settings/reload").status_code == 202
+        assert house.names() == []
         assert house.chat().status_code == 404
         go.set()
         assert "data: [DONE]" in list(lines)
