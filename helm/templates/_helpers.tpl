@@ -153,6 +153,39 @@ envFrom:
 {{- end -}}
 {{- end -}}
 
+{{/* Stops a release whose pods would never start, or whose settings the program would refuse once it is out. */}}
+{{- define "countersign.consistent" -}}
+{{- if and .Values.proxy.admin.enabled (eq (int .Values.proxy.admin.port) (int .Values.proxy.port)) -}}
+{{- fail "proxy.admin.port: it is proxy.port" -}}
+{{- end -}}
+{{- $models := .Values.settings.models | default dict -}}
+{{- $names := list -}}
+{{- range .Values.settings.backends -}}
+{{- if has .name $names -}}
+{{- fail (printf "settings.backends: two are called %s" .name) -}}
+{{- else if not (hasKey $models .model) -}}
+{{- fail (printf "settings.backends: the model %s of %s is not among settings.models" .model .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Bytes of a quantity as Kubernetes writes it, or as Valkey does (512mb); a number is bytes. */}}
+{{- define "countersign.bytes" -}}
+{{- if kindIs "string" . -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexFind "[a-zA-Z]*$" . -}}
+{{- $base := ternary 1024 1000 (or (hasSuffix "i" $unit) (hasSuffix "b" $unit)) -}}
+{{- $times := dict "K" 1 "M" 2 "G" 3 "T" 4 "P" 5 -}}
+{{- range until (get $times (trunc 1 $unit | upper) | default 0 | int) -}}
+{{- $number = mulf $number $base -}}
+{{- end -}}
+{{- $number | int64 -}}
+{{- else -}}
+{{- int64 . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Annotation that replaces pods when settings change, unless they follow them. Takes the root. */}}
 {{- define "countersign.checksum" -}}
 {{- if eq .Values.settingsChange "restart" -}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.helm.schema import closed
+from tests.helm.forms import closed
 
 Schema = dict[str, Any]
 

@@ -1,23 +1,24 @@
 """The chart's `values.schema.json`: our own keys by hand, `settings` from the program's settings.
 
-`python -m tests.helm.schema` writes the file anew, and the README's table with it; tests fail when they are stale.
+`python -m tests.helm.schema` writes the file anew, and with it the README's table and that of
+docs/settings.md; tests fail when they are stale.
 Secrets, and what the chart sets itself, are left out of `settings`, so that neither can end up in a ConfigMap.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from policies.checks import VerdictWord
+from tests.helm.forms import Schema, closed, labels, network_policy
+from tests.helm.forms import definitions as network_definitions
 from tests.helm.settings_schema import settings
 
 CHART = Path(__file__).resolve().parents[2] / "helm"
 SCHEMA = CHART / "values.schema.json"
-
-Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", "maxLength": 253}
@@ -40,12 +41,8 @@ def build() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **closed(_values() | {"settings": tree}),
-        "$defs": definitions,
+        "$defs": definitions | network_definitions(),
     }
-
-
-def closed(properties: Schema, **more: Any) -> Schema:
-    return {"type": "object", "additionalProperties": False, "properties": properties, **more}
 
 
 def _values() -> Schema:
@@ -54,7 +51,7 @@ def _values() -> Schema:
         "nameOverride": _NAME,
         "fullnameOverride": _NAME,
         "imagePullSecrets": {"type": "array", "items": closed({"name": _NAME}, required=["name"])},
-        "commonLabels": _STRINGS,
+        "commonLabels": labels(),
         "image": closed({"proxy": _image(), "verifier": _image()}),
         "files": {
             "type": "object",
@@ -82,20 +79,7 @@ def _values() -> Schema:
         "topologySpread": {"type": "array", "items": _spread()},
         "monitoring": _monitoring(),
         "test": _test(),
-        "networkPolicy": closed(
-            {
-                "enabled": _BOOL,
-                "proxy": closed({"from": _LIST, "egress": _LIST}),
-                "admin": closed({"from": _LIST}),
-                "worker": closed({"egress": _LIST}),
-                "reference": closed({"egress": _LIST}),
-                "webhooks": closed({"egress": _LIST}),
-                "monitoring": closed({"from": _LIST}),
-                "collector": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
-                "dns": closed({"to": _LIST}),
-                "redis": closed({"ports": {"type": "array", "items": _PORT, "minItems": 1}, "to": _LIST}),
-            }
-        ),
+        "networkPolicy": network_policy(),
     }
 
 
@@ -133,7 +117,7 @@ def _pods() -> Schema:
         "env": {"type": "array", "items": _env()},
         "resources": _resources(),
         "podAnnotations": _STRINGS,
-        "podLabels": _STRINGS,
+        "podLabels": labels(),
         "nodeSelector": _STRINGS,
         "tolerations": {"type": "array", "items": _toleration()},
         "affinity": closed({"nodeAffinity": _FREE, "podAffinity": _FREE, "podAntiAffinity": _FREE}),
@@ -178,8 +162,8 @@ def _scaling(target: str, least: int) -> Schema:
 def _monitoring() -> Schema:
     shares = dict.fromkeys(("rejectShare", "coverageShare", "errorShare", "backlogShare"), _SHARE)
     seconds = {"lagSeconds": _POSITIVE, "storeSeconds": {"type": "number", "exclusiveMinimum": 0}}
-    rules = {"enabled": _BOOL, "labels": _STRINGS, **shares, **seconds}
-    scrape = {"enabled": _BOOL, "interval": _DURATION, "labels": _STRINGS}
+    rules = {"enabled": _BOOL, "labels": labels(), **shares, **seconds}
+    scrape = {"enabled": _BOOL, "interval": _DURATION, "labels": labels()}
     prometheus = {
         "url": {"type": "string", "pattern": "^(https?://[^@]+)?$"},
         "triggerAuthentication": _NAME,
@@ -192,7 +176,7 @@ def _monitoring() -> Schema:
             "serviceMonitor": closed(scrape),
             "podMonitor": closed(scrape | {"port": _PORT | {"minimum": 1024}}),
             "rules": closed(rules),
-            "dashboard": closed({"enabled": _BOOL, "labels": _STRINGS, "annotations": _STRINGS}),
+            "dashboard": closed({"enabled": _BOOL, "labels": labels(), "annotations": _STRINGS}),
             "prometheus": closed(prometheus),
         }
     )
@@ -211,14 +195,18 @@ def _test() -> Schema:
     )
 
 
+_OWNED = "CONFIG|HOST|PORT|REDIS_URL|ADMIN|ADMIN__(HOST|PORT|KEYS)|METRICS|METRICS__(HOST|PORT|TOKEN)"
+"""Settings that other values of the chart decide; the sections as a whole too, which would replace what it sets."""
+
+
 def _env() -> Schema:
     """One variable. Those that carry secrets must come by reference; what the chart sets stays the chart's.
 
     The program reads whole sections from one variable, so a secret may also hide in the text of `COUNTERSIGN_BACKENDS`.
     """
-    owned = f"^COUNTERSIGN_({_any_case('CONFIG|HOST|PORT')})$"
-    name = {"type": "string", "minLength": 1, "not": {"pattern": owned}}
-    words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|COUNTERSIGN_KEYS|HEADERS"
+    name = {"type": "string", "minLength": 1, "not": {"pattern": f"^(HOME|COUNTERSIGN_({_any_case(_OWNED)}))$"}}
+    words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|HEADERS"
+    words += "|COUNTERSIGN_(ADMIN__)?KEYS"
     token = f"(^|[^_a-zA-Z]){_any_case('TOKEN')}[\"']?\\s*:"
     inside = f"({_any_case('API_KEY|SECRET|SHA256')})|{token}|://[^/?#]*@"
     return {
@@ -287,4 +275,5 @@ def text() -> str:
 
 if __name__ == "__main__":
     SCHEMA.write_text(text(), encoding="utf-8")
-    runpy.run_module("tests.helm.table", run_name="__main__")
+    for pages in ("tests.helm.table", "tests.helm.settings_table"):
+        subprocess.run([sys.executable, "-m", pages], check=True)

@@ -8,7 +8,7 @@ from typing import Any
 from policies.settings import Settings
 
 OWNED_BY_CHART = frozenset({"host", "port", "redis_url", "embedded_dir"})
-ADMIN_OWNED_BY_CHART = frozenset({"host", "port", "keys"})
+IN_SECTIONS_OWNED_BY_CHART = {"AdminSettings": ("host", "port", "keys"), "MetricsSettings": ("host", "port")}
 SECRET = frozenset({"keys"})
 
 Schema = dict[str, Any]
@@ -20,8 +20,9 @@ def settings() -> tuple[Schema, Schema]:
     definitions = tree.pop("$defs", {})
     for name in OWNED_BY_CHART | SECRET:
         del tree["properties"][name]
-    for name in ADMIN_OWNED_BY_CHART:
-        del definitions["AdminSettings"]["properties"][name]
+    for section, names in IN_SECTIONS_OWNED_BY_CHART.items():
+        for name in names:
+            del definitions[section]["properties"][name]
     for schema in (tree, *definitions.values()):
         _drop_secrets(schema)
         _drop_prose(schema)

@@ -222,6 +222,23 @@ def test_notes_warn_of_what_is_missing(chart: helm.Chart) -> None:
         assert f"{part}.enabled is false" in Release(chart, values).notes
 
 
+def test_notes_tell_of_policies_that_shut_something_out(chart: helm.Chart) -> None:
+    def notes(policy: Values, **more: object) -> str:
+        return Release(chart, {"settings": OTHER, "networkPolicy": {"enabled": True, **policy}, **more}).notes
+
+    rule, peer = {"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}]}, {"namespaceSelector": {}}
+    for more in ({}, {"allInOne": True}):
+        assert "the reference of Qwen/Qwen3-8B is a vLLM server" in notes({}, **more)
+        assert "is a vLLM server" not in notes({"reference": {"egress": [rule]}}, **more)
+    assert "is a vLLM server" not in notes({}, reference={"enabled": False})
+    assert "is a vLLM server" not in notes({"enabled": False})
+    scraped: Values = {"serviceMonitor": {"enabled": True}}
+    unseen = "Prometheus may not read the proxies' metrics"
+    assert unseen in notes({"proxy": {"from": [peer]}}, monitoring=scraped)
+    assert unseen not in notes({"proxy": {"from": [peer]}, "monitoring": {"from": [peer]}}, monitoring=scraped)
+    assert unseen not in notes({}, monitoring=scraped) + notes({"proxy": {"from": [peer]}})
+
+
 def test_long_release_names_fit(chart: helm.Chart) -> None:
     for item in Release(chart, {"settings": OTHER}, name="a" * 53).objects:
         assert len(item["metadata"]["name"]) <= 63

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import helm_python as helm
+import kubernetes_validate
 import pytest
 
 from tests.helm import schema
-from tests.helm.rendered import MOE, Values
+from tests.helm.rendered import MOE, Release, Values
 
 
 def test_schema_is_what_the_settings_say() -> None:
@@ -68,6 +69,35 @@ WRONG: list[tuple[Values, str]] = [
     ({"reference": {"env": [{"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": "a=b"}]}}, "/reference/env/0"),
     ({"settings": {"backends": [SERVER | {"url": "https://user:word@host"}]}}, "/settings/backends/0/url"),
     ({"settings": {"webhook": {"url": "https://user:word@host"}}}, "/settings/webhook"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__KEYS", "value": "[]"}]}}, "/proxy/env/0"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_Admin__Keys__0__name", "value": "ops"}]}}, "/proxy/env/0"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN", "value": "{port: 1}"}]}}, "/proxy/env/0/name"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__KEYS", "valueFrom": {}}]}}, "/proxy/env/0/name"),
+    # What the chart sets elsewhere, a section that would replace it included.
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__PORT", "value": "1"}]}}, "/proxy/env/0/name"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__HOST", "value": "::"}]}}, "/proxy/env/0/name"),
+    ({"worker": {"env": [{"name": "COUNTERSIGN_METRICS__PORT", "value": "1"}]}}, "/worker/env/0/name"),
+    ({"webhooks": {"env": [{"name": "COUNTERSIGN_METRICS__HOST", "value": "::"}]}}, "/webhooks/env/0/name"),
+    ({"reference": {"env": [{"name": "COUNTERSIGN_METRICS", "value": "{otlp: true}"}]}}, "/reference/env/0/name"),
+    ({"worker": {"env": [{"name": "COUNTERSIGN_REDIS_URL", "valueFrom": {}}]}}, "/worker/env/0/name"),
+    ({"worker": {"env": [{"name": "HOME", "value": "/"}]}}, "/worker/env/0/name"),
+    ({"settings": {"metrics": {"port": 1234}}}, "port"),
+    ({"settings": {"metrics": {"host": "1.2.3.4"}}}, "host"),
+    # A rule whose key is misspelt would let everything through, a label that the chart owns find no pod.
+    ({"networkPolicy": {"admin": {"from": [{"podselector": {}}]}}}, "/networkPolicy/admin/from/0"),
+    ({"networkPolicy": {"proxy": {"from": [{}]}}}, "/networkPolicy/proxy/from/0"),
+    ({"networkPolicy": {"worker": {"egress": [{"toos": []}]}}}, "toos"),
+    ({"networkPolicy": {"proxy": {"egress": [{"from": []}]}}}, "/networkPolicy/proxy/egress/0"),
+    ({"networkPolicy": {"reference": {"egress": [{"ports": [{"ports": 1}]}]}}}, "/networkPolicy/reference/egress/0"),
+    ({"networkPolicy": {"dns": {"to": [{"ipBlock": {"cidr": "bad"}}]}}}, "/networkPolicy/dns/to/0"),
+    ({"networkPolicy": {"dns": {"to": [{"ipBlock": {"cidr": "10.0.0.256/8"}}]}}}, "/networkPolicy/dns/to/0"),
+    ({"networkPolicy": {"dns": {"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "expect": []}}]}}}, "/networkPolicy/dns"),
+    ({"networkPolicy": {"redis": {"to": [{"podSelector": {"matchLabel": {}}}]}}}, "/networkPolicy/redis/to/0"),
+    ({"networkPolicy": {"collector": {"to": [{"podSelector": {}, "ipBlock": {"cidr": "::/0"}}]}}}, "/networkPolicy"),
+    ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),
+    ({"proxy": {"podLabels": {"app.kubernetes.io/component": "x"}}}, "app.kubernetes.io/component"),
+    ({"reference": {"podLabels": {"countersign/model": "x"}}}, "countersign/model"),
+    ({"monitoring": {"podMonitor": {"labels": {"helm.sh/chart": "x"}}}}, "helm.sh/chart"),
     ({"monitoring": {"prometheus": {"url": "https://user:word@host"}}}, "/monitoring/prometheus/url"),
     ({"monitoring": {"prometheus": {"selector": "{a=b}"}}}, "/monitoring/prometheus/selector"),
     ({"monitoring": {"serviceMonitor": {"interval": "15"}}}, "/monitoring/serviceMonitor/interval"),
@@ -103,7 +133,39 @@ CONTRADICTIONS: dict[str, Values] = {
     "test.model: nothing": {"test": {"existingSecret": "key"}},
     "settings.durability.aof": {"settings": {"durability": {"aof": True}}},
     "settings.durability.replicas": {"settings": {"durability": {"replicas": 1}}},
+    "proxy.admin.port": {"proxy": {"port": 8701, "admin": {"enabled": True, "existingSecret": "ops"}}},
+    "settings.backends: two are called a": {"settings": {"models": {"m": {}}, "backends": [SERVER, SERVER]}},
+    "settings.backends: the model m of a": {"settings": {"backends": [SERVER]}},
+    "redis.bundled.maxmemory": {"redis": {"bundled": {"maxmemory": "4gb"}}},
+    "redis.bundled.maxmemory: it is": {
+        "redis": {"bundled": {"maxmemory": "512mb", "resources": {"limits": {"memory": 512 * 2**20}}}}
+    },
 }
+
+
+ALLOWED: dict[str, Values] = {
+    "what the rest of a section is": {"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__WATCH_SECONDS", "value": "0"}]}},
+    "public keys": {"worker": {"env": [{"name": "COUNTERSIGN_PROFILE_KEYS", "value": "[]"}]}},
+    "as much as there is": {"redis": {"bundled": {"maxmemory": "1gb", "resources": {"limits": {"memory": "1.5Gi"}}}}},
+    "no limit": {"redis": {"bundled": {"maxmemory": "900gb", "resources": {"limits": {"memory": None}}}}},
+    "the metrics' port": {"proxy": {"port": 9464}, "monitoring": {"podMonitor": {"port": 9464}}},
+    "Kubernetes' own rules": {
+        "commonLabels": {"team": "inference"},
+        "networkPolicy": {
+            "enabled": True,
+            "proxy": {"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"role": "ingress"}}}]},
+            "worker": {"egress": [{"ports": [{"port": "https", "protocol": "TCP"}, {"port": 9000, "endPort": 9100}]}]},
+            "dns": {"to": [{"ipBlock": {"cidr": "fd00::/8", "except": ["fd00:ec2::254/128"]}}]},
+            "redis": {"to": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}}]},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_right_values_are_taken(chart: helm.Chart, what: str) -> None:
+    for item in Release(chart, ALLOWED[what]).objects:
+        kubernetes_validate.validate(item, "1.33", strict=True)
 
 
 @pytest.mark.parametrize("named", CONTRADICTIONS)
