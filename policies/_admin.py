@@ -15,6 +15,7 @@ class AdminKey(Section):
 
     Attributes:
         name: what it is called in the audit log.
+        sha256: SHA-256 of its text, in hex.
         read_only: it may look at everything and change nothing.
     """
 
@@ -27,6 +28,7 @@ class AdminSettings(Section):
     """The admin API: a port of its own with keys of its own.
 
     Attributes:
+        host: address that it listens at; `0.0.0.0` is every one of the machine, which needs a key.
         port: where it listens; without one there is none, and the public port serves `/v1/backends` and `/v1/keys` to
             admins among the client keys. With one, the public port serves neither.
         keys: who may use it. Without any only this machine may, so `host` must then be one of its own addresses.

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from policies._sections import Section
+
+NO_NAMES = (".", "..", "none", "other")
+"""Names that no backend can have: the first two are parts of no URL, the others are labels of ours in metrics."""
+
+
+def _free(name: str) -> str:
+    if name in NO_NAMES:
+        raise ValueError(f"a name that is none of {', '.join(NO_NAMES)}")
+    return name
+
+
+def _line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("text on one line, without control or formatting characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_line)]
+"""Text that gets into records, labels and logs as it is."""
 
 
 class BackendSettings(Section):
     """One untrusted server and what it is declared to run.
 
     Attributes:
+        name: what it is called, by nothing else: in metrics, standing and commands.
+        url: where it is asked, without `/v1`.
+        model: name of the model, as it stands in `models`.
+        api_key: what it is asked with; no client ever sees it.
         runtime: key of the sampling noise, such as `vllm-0.32-v2` (GPU) or `vllm-0.32-v1-cpu`; an unknown
             one leaves selection inconclusive at T > 0.
         precision: declared precision, such as `bf16`; part of the profile's key.
@@ -33,14 +56,14 @@ class BackendSettings(Section):
             traced, else the client's with its `tracestate`. No other backend sees either.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$"), AfterValidator(_free)]
+    url: Annotated[str, Field(pattern=r"^https?://[^?#]*$")]
     model: str
-    served_model: str | None = None
+    served_model: Line | None = None
     api_key: SecretStr | None = None
-    runtime: str = ""
-    precision: str = ""
-    engine: str = ""
+    runtime: Line = ""
+    precision: Line = ""
+    engine: Line = ""
     speculative: bool = False
     routed_experts: Literal["stream", "buffer"] = "stream"
     trusted: bool = False
@@ -84,7 +107,8 @@ class HealthSettings(Section):
         path: asked with GET. A status of 500 or more, no connection and no answer are failures; everything else, such
             as 404 or 401, says that somebody is there.
         timeout: for everything that one probe asks.
-        down_after, up_after: failures in a row after which a backend is down, and successes after which it is up.
+        down_after: failures in a row after which a backend is down.
+        up_after: successes in a row after which it is up again.
         models: also ask `/v1/models`; one that lists models and not the backend's `served_model` is a failure.
     """
 

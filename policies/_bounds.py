@@ -16,9 +16,12 @@ class BoundsSettings(Section):
     Attributes:
         connections: clients' connections to one process at a time.
         head_bytes: a request's line and headers, and whatever else is neither head nor body: trailers, chunk
-            extensions. `url_bytes`: its URL. `headers`: how many headers.
+            extensions.
+        url_bytes: a request's URL.
+        headers: headers of a request.
         head_seconds: until the head is whole, from its first byte on; and until a body is that was answered before it
-            was whole, from its answer on. `body_seconds`: until any other body is.
+            was whole, from its answer on.
+        body_seconds: until any other body is whole.
         request_bytes: a request's body.
         json_depth: objects and arrays inside each other, in a request or in an answer.
         json_values: values in a request's body; each takes up to a hundred bytes while the body is read.
@@ -29,10 +32,11 @@ class BoundsSettings(Section):
         answer_bytes: an answer that is not streamed. What was asked for bounds it more tightly, and a stream as well:
             see `proxy.tap.allowed`.
         error_bytes: the body of an error.
-        held_bytes: all of those together that one process waits for the end of, and the bodies of requests that it
-            serves. Whoever has more of it than is left is given up where it is an answer, and answered 503 where it is
-            the bodies of a key; so one alone may have half of it.
-        answer_tokens: tokens of one response, over all its choices. `prompt_tokens`: of its prompts.
+        held_bytes: lines, answers and errors together that one process waits for the end of, and the bodies of requests
+            that it serves. Where it is not enough, the largest answer of the backend that holds the most is given up.
+            Bodies have half of it; a key that would hold more than is then left for other keys is answered 503.
+        answer_tokens: tokens of one response, over all its choices.
+        prompt_tokens: tokens of its prompts.
         answer_characters: what one response shows, over all its choices.
         evidence_bytes: evidence of one response before compression; what is too much of it is left out.
     """

@@ -21,7 +21,8 @@ class LimitSettings(Section):
         requests_per_minute: requests let in within any 60 seconds.
         tokens_per_minute: tokens within any 60 seconds, prompts and answers together, counted when a request is let in.
         concurrency: requests at once.
-        tokens: a budget of tokens, prompts and answers together, that starts again `every` day or month (UTC) or never.
+        tokens: a budget of tokens, prompts and answers together.
+        every: when that budget starts again: each day or month (UTC), or never.
     """
 
     requests_per_minute: Count | None = None
@@ -40,6 +41,10 @@ class ClientKey(Section):
     """A client key, stored as the SHA-256 of its text (a random key needs no slow hash).
 
     Attributes:
+        name: what it is called in logs and in standing.
+        sha256: SHA-256 of its text, in hex.
+        admin: it sees standings and all metrics, and may choose the backend that is asked; without `admin.port` it may
+            also change backends and keys.
         operator: the operator's own traffic: nobody could have chosen its prompts to frame a backend, so it speaks
             without a cap in a backend's standing, and alone.
         limits: its own, all of them, instead of the default ones.

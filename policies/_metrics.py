@@ -17,9 +17,10 @@ class MetricsSettings(Section):
     Attributes:
         token: shows its bearer every metric, at the proxy's `/metrics` too, and nothing else: an admin key sees as
             much and may do more. Without one a worker shows its page to this machine only.
-        host, port: where a worker shows `/metrics`; nowhere without a port. Each process of a machine needs one of its
-            own; those that `--processes` starts share their parent's.
-        otlp: they are sent to an OpenTelemetry collector, by HTTP. Headers for it, which hold secrets, come from
+        host: address at which a worker shows `/metrics`; one that other machines can reach needs a `token`.
+        port: the page's port; without one there is no page. Each process of a machine needs one of its own; those that
+            `--processes` starts share their parent's.
+        otlp: all of it is sent to an OpenTelemetry collector, by HTTP. Headers for it, which hold secrets, come from
             `OTEL_EXPORTER_OTLP_HEADERS` alone.
         endpoint: the collector's URL for metrics, such as `http://collector:4318/v1/metrics`; without one
             `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT` says it.

@@ -10,9 +10,16 @@ from policies._sections import Section
 
 
 class TimeoutSettings(Section):
-    """Seconds. `first_byte` counts from the request going up to the answer's first byte, in a stream to its first
-    event with data (comments are none); `idle` between two reads, `total` over everything, the queue and the client's
-    reading included. A client that takes nothing of what there is for it for `client` seconds is given up."""
+    """How long anything on the way of a request may take, in seconds.
+
+    Attributes:
+        connect: until a backend takes the connection.
+        first_byte: from the request going up to the answer's first byte, in a stream to its first event with data
+            (comments are none).
+        idle: between two reads from a backend.
+        client: in which a client takes nothing of what there is for it, and is given up.
+        total: over everything, the queue and the client's reading included.
+    """
 
     connect: float = Field(5.0, gt=0)
     first_byte: float = Field(300.0, gt=0)
@@ -22,11 +29,18 @@ class TimeoutSettings(Section):
 
 
 class VerificationSettings(Section):
-    """How verdicts reach clients. `inline_wait` is in seconds, TTLs too.
+    """How verdicts reach clients, and how long anything waits for one.
 
-    What becomes of a rejected answer, only where it is inline and not streamed: `annotate` delivers it with its
-    verdict, `block` answers 502 instead, `retry` asks another backend, and answers 502 when that one is rejected too or
-    there is none.
+    Attributes:
+        mode: whether an answer waits for its verdict (`inline`) or not (`async`), where the request's header
+            `x-countersign-mode` does not say.
+        on_reject: what becomes of a rejected answer, only where it is inline and not streamed: `annotate` delivers it
+            with its verdict, `block` answers 502 instead, `retry` asks another backend, and answers 502 when that one
+            is rejected too or there is none.
+        inline_wait: seconds that an inline answer waits at most; its verdict is then `pending`.
+        evidence_ttl: seconds that evidence is kept in Redis.
+        verdict_ttl: seconds that a verdict can be asked for.
+        job_timeout: seconds that one job of a worker may take; one that takes longer is tried again.
     """
 
     mode: Literal["async", "inline"] = "async"
@@ -52,8 +66,10 @@ class VerificationSettings(Section):
 class DurabilitySettings(Section):
     """What Redis must have done with an intent or with evidence before it counts as accepted.
 
-    `aof` waits until Redis has written it to its append-only file (WAITAOF), `replicas` until that many replicas have
-    it (in their files too, with `aof`); for `timeout` seconds at most, after which it counts as not written.
+    Attributes:
+        aof: Redis has written it to its append-only file (WAITAOF).
+        replicas: so many of Redis' replicas have it, in their files too with `aof`.
+        timeout: seconds that this may take, after which it counts as not written.
     """
 
     aof: bool = False
@@ -62,13 +78,16 @@ class DurabilitySettings(Section):
 
 
 class AuditSettings(Section):
-    """Which generations are replayed. Without a secret a random one is kept in Redis.
+    """Which generations are replayed.
 
-    The share follows each backend's standing (`policies.audit.rate`): everything of a new or re-declared backend, less
-    as decided answers accumulate, never under `floor`, and more again with suspicion. A `rate` fixes it for all.
-
-    `full` is the share of the audits, as secretly chosen, whose replay also takes the reference's own top 20. Only
-    those can pass: the others know no candidate that the claim left out.
+    Attributes:
+        rate: share of all answers, whoever gave them. Without one it follows each backend's standing
+            (`policies.audit.rate`): everything of a new or re-declared backend, less as decided answers accumulate,
+            never under `floor`, and more again with suspicion.
+        floor: the least share of an honest backend's answers.
+        full: share of the audits, as secretly chosen, whose replay also takes the reference's own top 20. Only those
+            can pass: the others know no candidate that the claim left out.
+        secret: what the choice is drawn from, any long random text; without one a random one is kept in Redis.
     """
 
     rate: float | None = Field(None, ge=0, le=1)
@@ -101,7 +120,13 @@ class StandingSettings(Section):
 
 
 class WebhookSettings(Section):
-    """Where verdicts are sent, and the secret that signs them (`whsec_` and base64)."""
+    """Where verdicts are sent.
+
+    Attributes:
+        url: address of the receiver.
+        secret: what signs them: `whsec_` and base64; two of them, with a space between, while one replaces the other.
+        retries: seconds before each further attempt when a delivery fails; after the last it is given up.
+    """
 
     url: Annotated[str, Field(pattern=r"^https?://")]
     secret: SecretStr

@@ -25,6 +25,8 @@ ELSEWHERE = {
     "x-ratelimit-limit-requests": "a header of the OpenAI API",
     "traceparent": "a header of W3C Trace Context",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "a variable of OpenTelemetry's SDK",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "a variable of OpenTelemetry's SDK",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "a variable of OpenTelemetry's SDK",
     "OTEL_EXPORTER_OTLP_HEADERS": "a variable of OpenTelemetry's SDK",
     "OTEL_RESOURCE_ATTRIBUTES": "a variable of OpenTelemetry's SDK",
     "webhook-id": "a header of Standard Webhooks",

@@ -19,6 +19,8 @@ VALUES = schema.CHART / "values.yaml"
 README = schema.CHART / "README.md"
 MARK = "<!-- Made by `python -m tests.helm.table`: change values.yaml instead. -->"
 
+_HEAD = ("| value | default | may be | what it is |", "|---|---|---|---|")
+
 _WHOLE = frozenset({"settings", "files"})
 """Values that are rows as they are, whatever is in them."""
 
@@ -164,19 +166,24 @@ def text() -> str:
     for name, (about, rows) in every.items():
         if [row.name for row in rows] != [name]:
             parts += ["", f"### {name}", "", *([about, ""] if about else []), *_table([(row, "") for row in rows])]
-    told = [Row(path, default, said, _kind(form)) for path, default, form, said in settings_table.rows()]
-    parts += ["", "### settings", "", _SETTINGS, "", *_table([(row, "") for row in told])]
+    parts += ["", "### settings", "", _SETTINGS, "", *_HEAD, *(line(*row) for row in settings_table.rows())]
+    parts += ["", "What is no value, and what decides it:", "", "| setting | decided by |", "|---|---|"]
+    parts += [f"| `{path}` | {why} |" for path, why in settings_table.elsewhere()]
     return "\n".join(parts) + "\n"
 
 
 def _table(rows: list[tuple[Row, str]]) -> list[str]:
-    return ["| value | default | may be | what it is |", "|---|---|---|---|", *(_line(*row) for row in rows)]
+    return [*_HEAD, *(_line(row.name, row.default, row.kind, about or comment_of(row)) for row, about in rows)]
 
 
-def _line(row: Row, about: str) -> str:
-    default = "" if row.default is None else f"`{json.dumps(row.default, ensure_ascii=False)}`"
-    said = (about or comment_of(row)).replace("|", "\\|")
-    return f"| `{row.name}` | {default} | {row.kind} | {said} |"
+def line(name: str, default: Any, form: dict[str, Any], said: str) -> str:
+    """The row of one setting, by its schema."""
+    return _line(name, default, _kind(form), said)
+
+
+def _line(name: str, default: Any, kind: str, said: str) -> str:
+    shown = "" if default is None else f"`{json.dumps(default, ensure_ascii=False)}`"
+    return f"| `{name}` | {shown} | {kind} | {said.replace('|', chr(92) + '|')} |"
 
 
 def readme() -> str:

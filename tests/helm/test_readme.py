@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.settings import Settings
 from tests.helm import schema, settings_table, table
 from tests.helm.test_pool_page import known
 
@@ -52,6 +53,32 @@ def test_every_setting_is_in_it() -> None:
         assert default is None or form.get("type") or "anyOf" in form or "enum" in form
     assert "| `settings.backends.N.url` |" in TEXT
     assert "api_key" not in {path.rpartition(".")[2] for path, *_ in settings_table.rows()}
+
+
+def test_every_setting_is_explained_by_itself() -> None:
+    """On the page of settings, which has those that are secret or the chart's as well."""
+    page = settings_table.PAGE.read_text(encoding="utf-8")
+    assert settings_table.page() == page, "run python -m tests.helm.schema"
+    sections: dict[str, list[str]] = {}
+    for path, _, _, said in settings_table.every():
+        assert len(said) > 10, path
+        assert page.partition(settings_table.MARK)[2].count(f"| `{path}` |") == 1
+        sections.setdefault(path.rpartition(".")[0], []).append(said)
+    for name, told in sections.items():
+        assert len(set(told)) == len(told), name
+    paths = {path for path, *_ in settings_table.every()}
+    assert {"host", "redis_url", "keys.N.sha256", "admin.keys.N.name", "backends.N.api_key", "metrics.token"} <= paths
+    assert set(Settings.model_fields) == {path.partition(".")[0] for path in paths}
+
+
+def test_what_is_no_value_is_decided_by_something() -> None:
+    found = dict(settings_table.elsewhere())
+    assert all(found.values()), found
+    assert set(found) == set(settings_table.ELSEWHERE)
+    tree = schema.build()
+    for why in found.values():
+        for name in re.findall(r"`([a-z]+(?:\.[a-zA-Z]+)+)`", why):
+            assert known(tree, name, tree["$defs"]), name
 
 
 def test_every_value_of_the_schema_has_a_default() -> None:
