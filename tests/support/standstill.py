@@ -3,8 +3,10 @@
 What a test waits for comes in time on any machine that goes on (see `tests.support.waiting`). On one that stands still
 for seconds, or whose every core is taken, a time-out of the very thing under test may be over although nothing is wrong
 with it: a backend's silence that was the machine's. A failure then says nothing, so the test is asked again; what is
-wrong fails every time. Tests that were run again are listed at the end of the run. Those that are about what is lost
-when everything dies (`alone`) have bounds that forgive, and are asked once.
+wrong every time fails every time, and so fails. A race that is lost one time in many may be won then, so little is an
+excuse (a long moment, or a large part of the test), and tests that were run again are listed at the end of the run,
+with what they said. Those that are about what is lost when everything dies (`alone`) have bounds that forgive, and are
+asked once.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -20,10 +23,35 @@ from _pytest.runner import runtestprotocol
 from tests.support.lateness import Lateness
 
 TRIES = 3
-STILL = 0.2
-"""Seconds that a thread that wanted to run could not, all of this process's together."""
+STILL = 0.5
+"""Seconds that a thread of this process wanted to run and could not: at once, or one and the same over the test."""
+SHARE = 0.3
+"""The least share of the test's length that it waited, where it waited now and then. In a long test on a busy machine
+that comes to half a second however well everything goes on."""
 _EVERY = 0.02
 PROPERTY = "stood still"
+
+
+@dataclass
+class Lost:
+    """Seconds that this process was kept from running while a test ran.
+
+    Attributes:
+        length: of the test.
+        at_once: the longest moment, less what it computed itself in it: code that lets no thread run is no excuse.
+        waited: of the thread that waited longest, all of its moments together.
+    """
+
+    length: float = 0.0
+    at_once: float = 0.0
+    waited: float = 0.0
+
+    def excuses(self) -> bool:
+        """Whether a failure says nothing."""
+        return self.at_once >= STILL or self.waited >= max(STILL, SHARE * self.length)
+
+    def __str__(self) -> str:
+        return f"{max(self.at_once, self.waited):.1f} of {self.length:.1f} s"
 
 
 class Watch:
@@ -31,22 +59,32 @@ class Watch:
 
     def __init__(self) -> None:
         self._worst = 0.0
+        self._before = self._now()
         threading.Thread(target=self._watch, daemon=True, name="standstill").start()
 
     @contextmanager
-    def looking(self) -> Iterator[list[float]]:
-        """Yields a list that holds the seconds lost, once it is over."""
+    def looking(self) -> Iterator[Lost]:
+        """Yields what is known once it is over."""
         self._worst = 0.0
-        found: list[float] = []
+        lost, began = Lost(), time.monotonic()
         with Lateness() as late:
-            yield found
-        found.append(max(self._worst, late.seconds))
+            yield lost
+        self._look()
+        lost.length, lost.at_once, lost.waited = time.monotonic() - began, self._worst, late.longest
 
     def _watch(self) -> None:
         while True:
-            before = time.monotonic()
+            self._before = self._now()
             time.sleep(_EVERY)
-            self._worst = max(self._worst, time.monotonic() - before - _EVERY)
+            self._look()
+
+    def _look(self) -> None:
+        self._worst = max(self._worst, self._now() - self._before - _EVERY)
+
+    @staticmethod
+    def _now() -> float:
+        """Seconds that go on while this process does not compute."""
+        return time.monotonic() - time.process_time()
 
 
 def _forget(item: pytest.Item) -> None:
@@ -74,10 +112,10 @@ class Again:
             with self._watch.looking() as lost:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
             failed = next((report for report in reports if report.failed), None)
-            if failed is None or attempt == tries or lost[0] < STILL:
+            if failed is None or attempt == tries or not lost.excuses():
                 break
             why = str(failed.longrepr).strip().rpartition("\n")[2][:200]
-            item.user_properties.append((PROPERTY, f"{lost[0]:.1f} s in its {failed.when}: {why}"))
+            item.user_properties.append((PROPERTY, f"{lost}, in its {failed.when}: {why}"))
             _forget(item)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
@@ -95,6 +133,7 @@ class Again:
             if name == PROPERTY
         }
         if again:
-            terminalreporter.section(f"run again, because the machine stood still meanwhile: {len(again)}")
+            tests = len({node for node, _ in again})
+            terminalreporter.section(f"run again, because the machine stood still meanwhile: {tests}")
             for node, text in sorted(again):
                 terminalreporter.write_line(f"{node}: {text}")

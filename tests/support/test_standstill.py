@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.standstill import Lost, Watch
 
 CONFTEST = """
 import pytest
@@ -31,7 +34,7 @@ def fragile(shared):
 
 def stand_still():
     import os, subprocess, time
-    stop = f"sleep 0.1; kill -STOP {os.getpid()}; sleep 0.6; kill -CONT {os.getpid()}"
+    stop = f"sleep 0.1; kill -STOP {os.getpid()}; sleep 1; kill -CONT {os.getpid()}"
     subprocess.Popen(["sh", "-c", stop])
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
@@ -46,27 +49,55 @@ def test_it(fragile):
 """
 
 
-def _run(folder: Path, text: str, fails_in_setup: int = 0) -> str:
+def _run(folder: Path, text: str, fails_in_setup: int = 0, more: tuple[str, ...] = ()) -> str:
     (folder / "conftest.py").write_text(CONFTEST.replace("FAILS_IN_SETUP", str(fails_in_setup)))
     (folder / "test_one.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    command += more
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return done.stdout
 
 
-@pytest.mark.parametrize("fails_in_setup", [0, 1])
-def test_a_test_that_was_late_is_run_again(tmp_path: Path, fails_in_setup: int) -> None:
-    said = _run(tmp_path, STILL, fails_in_setup)
+@pytest.mark.parametrize(
+    ("fails_in_setup", "more"), [(0, ()), (1, ()), (0, ("-n", "1"))], ids=["in its call", "in its setup", "in a worker"]
+)
+def test_a_test_that_was_late_is_run_again_and_told(tmp_path: Path, fails_in_setup: int, more: tuple[str, ...]) -> None:
+    said = _run(tmp_path, STILL, fails_in_setup, more)
     assert "1 passed" in said, said
     assert "run again, because the machine stood still meanwhile: 1" in said
+    assert "test_one.py::test_it: " in said, "and what it said"
 
 
-def test_what_is_wrong_fails_every_time(tmp_path: Path) -> None:
+def test_what_is_wrong_fails_every_time_and_is_told(tmp_path: Path) -> None:
     said = _run(tmp_path, STILL.replace("> 1", "> 9"))
     assert "1 failed" in said, said
+    assert "run again, because the machine stood still meanwhile: 1" in said
 
 
 def test_what_fails_on_a_machine_that_goes_on_is_run_once(tmp_path: Path) -> None:
     said = _run(tmp_path, "def test_it(shared):\n    shared.append(1)\n    assert len(shared) > 1\n")
     assert "1 failed" in said, said
+    assert "run again" not in said
+
+
+def test_code_that_lets_no_thread_run_is_no_excuse() -> None:
+    began = time.process_time()
+    with Watch().looking() as lost:
+        sum(range(20_000_000))
+        used = time.process_time() - began
+    assert lost.at_once <= lost.length - used + 0.1
+
+
+@pytest.mark.parametrize(
+    ("lost", "excuses"),
+    [
+        (Lost(length=1.0, at_once=0.4, waited=0.4), False),
+        (Lost(length=60.0, at_once=0.5), True),
+        (Lost(length=1.0, waited=0.5), True),
+        (Lost(length=60.0, at_once=0.4, waited=6.0), False),
+        (Lost(length=60.0, waited=30.0), True),
+    ],
+)
+def test_little_is_forgiven(lost: Lost, excuses: bool) -> None:
+    assert lost.excuses() == excuses
