@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import random
@@ -18,6 +19,10 @@ import httpx
 
 from benchmarks.demo import watchdog
 from policies.errors import CountersignError
+
+_CLAIMS = 64
+_claims: collections.deque[int] = collections.deque()
+"""Descriptors of the sockets that claim ports, which no child inherits."""
 
 
 class ChildError(CountersignError):
@@ -147,16 +152,30 @@ def answers(url: str) -> Callable[[], bool]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports nobody listens on right now.
-
-    From below the range that systems give to outgoing connections, one of which could take a port in the seconds
+    """Loopback ports nobody listens on right now, and that no other process is given by this function in the seconds
     until its server listens.
+
+    From below the range that systems give to outgoing connections, one of which could take a port meanwhile.
     """
     candidates = random.sample(range(20_000, 32_000), k=1000)
-    found = list(itertools.islice((port for port in candidates if not port_in_use(port)), count))
+    found = list(itertools.islice((port for port in candidates if not port_in_use(port) and _claimed(port)), count))
     if len(found) < count:
         raise ChildError("no free ports between 20000 and 32000 on this machine")
     return found
+
+
+def _claimed(port: int) -> bool:
+    """Claim a port, which is to say its UDP namesake, that nobody else wants: until this process ends, or has claimed
+    many others. False when somebody else has."""
+    with socket.socket(type=socket.SOCK_DGRAM) as claim:
+        try:
+            claim.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        _claims.append(claim.detach())
+    if len(_claims) > _CLAIMS:
+        os.close(_claims.popleft())
+    return True
 
 
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:

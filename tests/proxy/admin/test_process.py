@@ -15,19 +15,21 @@ import pytest
 import yaml
 
 from tests.proxy.admin.conftest import BOSS, KEYS
-from tests.proxy.test_serve import Start, start
+from tests.proxy.test_serve import Serve, Start, start
 from tests.support.fake_backend import FakeBackend
 from tests.support.waiting import wait_until
 
 __all__ = ["start"]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def admin_url(running: Serve) -> str:
+    """Where its admin API listens, once it does."""
+
+    def found() -> str:
+        told = [json.loads(line) for line in [*running.lines] if line.startswith("{")]
+        return next((each["url"] for each in told if each["message"] == "the admin API listens"), "")
+
+    return wait_until(found, what=lambda: "".join(running.lines))
 
 
 def run(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,15 +39,14 @@ def run(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_listens_follows_and_outlives_sighup(start: Start, backend: FakeBackend, tmp_path: Path) -> None:
-    port = free_port()
     tree: dict[str, Any] = {
         "models": {"m": {}},
         "backends": [{"name": "b", "url": backend.url, "model": "m"}],
-        "admin": {"port": port, "keys": KEYS, "watch_seconds": 0},
+        "admin": {"port": 0, "keys": KEYS, "watch_seconds": 0},
     }
     running = start("a", **tree)
     running.ready()
-    admin = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=BOSS, timeout=30)
+    admin = httpx.Client(base_url=admin_url(running), headers=BOSS, timeout=30)
     assert admin.get("/admin/backends").json()["data"][0]["id"] == "b"
     assert httpx.get(f"{running.url}/v1/backends").status_code == 404
     config = tmp_path / "settings-a" / "countersign.yaml"
@@ -86,10 +87,10 @@ def test_a_port_in_use_and_an_open_door_are_said_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_without_keys_this_machine_is_let_in(start: Start, host: str) -> None:
-    port = free_port()
-    running = start("a", admin={"port": port, "host": host})
+    running = start("a", admin={"port": 0, "host": host})
     running.ready()
-    shown = f"[{host}]" if ":" in host else host
-    assert httpx.get(f"http://{shown}:{port}/admin/settings").json()["this"]["state"] == "current"
-    refused = httpx.get(f"http://{shown}:{port}/admin/settings", headers={"host": "evil.example"})
+    url = admin_url(running)
+    assert url.startswith(f"http://[{host}]:" if ":" in host else f"http://{host}:")
+    assert httpx.get(f"{url}/admin/settings").json()["this"]["state"] == "current"
+    refused = httpx.get(f"{url}/admin/settings", headers={"host": "evil.example"})
     assert refused.status_code == 401
