@@ -95,8 +95,8 @@ def test_an_endless_url(rig: Rig, cut: int) -> None:
 
 def test_a_head_that_trickles(make_rig: MakeRig) -> None:
     rig = make_rig(bounds={"head_seconds": 0.5})
+    start = time.monotonic()
     with Wire(rig) as client:
-        start = time.monotonic()
         client.send([POST])
         for _ in range(4):
             client.send([b"x-a: b\r\n"])

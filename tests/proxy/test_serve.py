@@ -145,8 +145,8 @@ def test_what_runs_for_longer_than_the_drain_is_broken_off_and_recorded(
         id = response.headers["x-countersign-id"]
         parts = response.iter_raw()
         next(parts)
-        serving.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
         with pytest.raises(httpx.TransportError):
             list(parts)
         assert serving.wait() == 0

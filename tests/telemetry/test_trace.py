@@ -187,10 +187,11 @@ def test_what_a_killed_worker_was_at_is_told_by_the_next(tmp_path: Path) -> None
         command = stack.worker.process.args
         assert isinstance(command, list)
         stack.children.running.remove(stack.worker)
+        began = time.time_ns()
         stack.children.start("worker2", command)
         spans = check(stack.trace_of(id, *LIFE))
         waited = next(span for span in spans[names.QUEUE] if span["attributes"][names.STAGE] == "verify")
-        assert waited["end"] - waited["start"] > 10**9
+        assert waited["start"] < began < waited["end"]
         assert len(spans[names.VERDICT]) == 1
 
 

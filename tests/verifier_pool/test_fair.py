@@ -212,8 +212,8 @@ def test_a_queue_with_many_expired_jobs_gives_the_next_living_one(redis: Redis) 
 def test_whoever_waits_is_woken(redis: Redis) -> None:
     queue = clean(redis)
     timer = threading.Timer(0.2, push, (FairQueue("q", connection=redis), "id"))
-    timer.start()
     began = time.monotonic()
+    timer.start()
     assert queue.take(5, wait=PATIENCE) == ["id"]
     assert 0.1 < time.monotonic() - began < SOON
     timer.join()
