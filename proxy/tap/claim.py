@@ -7,7 +7,7 @@ arrays (12 bytes per entry) while the answer arrives and become matrices once, a
 from __future__ import annotations
 
 import itertools
-import math
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ _BETWEEN = ";"
 """No part of a number, so that no two tokens can be one between them."""
 MAX_ENTRY = 1024 * 1024
 """Bytes of JSON of one position; the longest tokens take a hundredth of it."""
+_LARGEST = sys.float_info.max
 
 
 class _Top(msgspec.Struct):
@@ -297,7 +298,10 @@ def _zipped(tokens: list[Any], logprobs: list[Any], tops: list[Any]) -> list[tup
 
 def _row_of(tokens: list[Any], values: list[Any]) -> Row:
     """A row whose every entry is usable, or an empty one."""
-    usable = all(isinstance(token, str) for token in tokens) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
-    )
+    usable = all(isinstance(token, str) for token in tokens) and all(map(_is_number, values))
     return (tokens, [float(value) for value in values]) if usable else ([], [])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that a float holds; JSON's integers may have any size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST

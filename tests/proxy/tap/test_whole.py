@@ -205,6 +205,50 @@ def test_routed_experts_that_are_wrong(text: str) -> None:
     assert evidence.faults == ("bad_routed_experts",)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_routed_experts_of_every_kind(dtype: Any, version: tuple[int, int]) -> None:
+    array = np.arange(3 * 2 * 4, dtype=dtype).reshape(3, 2, 4)
+    tap = whole_tap()
+    with io.BytesIO() as buffer:
+        np.lib.format.write_array(buffer, array, version=version)
+        run(tap, with_experts(base64.b64encode(buffer.getvalue()).decode()))
+    (evidence,) = tap.evidence()
+    assert evidence.routed_experts is not None
+    assert (evidence.routed_experts.dtype, evidence.faults) == (array.dtype, ())
+    assert (evidence.routed_experts == array).all()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("-" * 9900 + "1", "~" * 9900 + "1", "not " * 2400 + "1", "1" + "**1" * 3200, "1" + "+1" * 4900, "(" * 9000),
+        *("lambda:" * 1300 + "1", "a" + ".a" * 4900, "1 if 1 else " * 800 + "1", "9" * 9900, "\0" * 100, "", "{}"),
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (True, True, 24), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-3, -2, 4), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 2, %s), }" % ("9" * 5000),
+        "{'descr': '|O', 'fortran_order': False, 'shape': (3, 2, 4), }",
+        "{'descr': ('|u1', (2,)), 'fortran_order': False, 'shape': (3, 2, 2), }",
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_header_is_never_read_as_python(header: str, known: bool) -> None:
+    """Python's parser takes any memory, and raises what nobody expects of it."""
+    data = (header + "\n").encode()
+    value = body()
+    value["choices"][0]["routed_experts"] = base64.b64encode(
+        b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little") + data + bytes(24)
+    ).decode()
+    if not known:
+        del value["prompt_token_ids"]
+    tap = whole_tap()
+    run(tap, encoded(value))
+    (evidence,) = tap.evidence()
+    assert evidence.routed_experts is None
+    assert "bad_routed_experts" in evidence.faults
+    assert "unreadable" not in evidence.faults
+
+
 def test_huge_header_costs_nothing() -> None:
     header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1000000, 1000000), }".ljust(117) + b"\n"
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
