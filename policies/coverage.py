@@ -28,7 +28,7 @@ _BY_REQUEST = frozenset(
 )
 _BY_US = frozenset(
     {
-        *("backlog", "store_unavailable", "proxy_lost", "proxy_stopped", "internal_error"),
+        *("backlog", "store_unavailable", "proxy_lost", "proxy_stopped", "proxy_overloaded", "internal_error"),
         *("evidence_expired", "evidence_unreadable", "evidence_too_large", "job_failed", "job_unreadable"),
         *("no_profile", "profile_mismatch", "outside_profile", "ids_form", "stream", "no_reference_experts"),
         *("no_tokenizer", "no_max_model_len", "finish_undecided", "unknown_runtime", "speculative"),

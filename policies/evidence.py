@@ -36,12 +36,14 @@ WITHHELD_FAULTS = frozenset(
         "line_too_long",
         "too_large",
         "too_deep",
+        "unreadable",
     }
 )
 """Faults only the backend can cause."""
 EXCUSED_FAULTS = frozenset(
     {
-        *("client_left", "proxy_stopped", "upstream_closed", "upstream_timeout", "upstream_error"),
+        *("client_left", "proxy_stopped", "proxy_overloaded", "internal_error"),
+        *("upstream_closed", "upstream_timeout", "upstream_error"),
         *("no_tokenizer", "evidence_too_large"),
     }
 )

@@ -25,6 +25,7 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.responses import Finished, Packed, Unchecked, aside, enqueue, is_full, is_outage, trace
 from proxy.room import Backlog, Room
+from proxy.tap.compose import unreadable
 from verifier_pool import connection, durable
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import (
@@ -193,7 +194,7 @@ class Recorder:
             return None
         with aside():
             self._metrics.counted(generation, choices)
-        found = Packed(item, codec.pack(choices), choices)
+        found = _packed(item, choices)
         already = [len(each.data) for each in before if each.backend == found.backend]
         if self._backlog.admits(generation.backend, len(found.data), already):
             return found
@@ -295,3 +296,13 @@ class Recorder:
             if is_outage(error):
                 raise
             logger.exception("a generation has no record", extra={"id": item.generation.id})
+
+
+def _packed(item: Finished, choices: Sequence[Evidence]) -> Packed:
+    """Evidence as it is stored; without what its backend said where that cannot be."""
+    try:
+        return Packed(item, codec.pack(choices), choices)
+    except Exception:
+        logger.exception("evidence cannot be packed", extra={"id": item.generation.id})
+        rest = [unreadable(choice) for choice in choices]
+        return Packed(item, codec.pack(rest), rest)

@@ -59,6 +59,14 @@ class Admission:
     told: int = 0
     lease: str = field(default_factory=lambda: secrets.token_hex(8))
 
+    def taken(self) -> int:
+        """As `used`; where that raises, what Redis knows of: a place that is not given back would be worse."""
+        try:
+            return self.used()
+        except Exception:
+            logger.exception("what a request took cannot be told", extra={"key": self.client.name})
+            return self.told
+
 
 class Limiter:
     """One round trip lets a request in, within all limits of its key at once. What it took is settled later, together
@@ -167,9 +175,13 @@ class Limiter:
             await asyncio.sleep(_RENEW)
             running = [each for each in self._running if each.at]
             for first in range(0, len(running), _AT_ONCE):
-                with contextlib.suppress(StoreUnavailable):
+                try:
                     async with self._turn:
                         await self._keep(running[first : first + _AT_ONCE])
+                except StoreUnavailable:
+                    continue
+                except Exception:
+                    logger.exception("requests under way were not renewed")
 
     async def _keep(self, running: Iterable[Admission]) -> None:
         """Say that these requests are still under way, and what they took since."""
@@ -177,7 +189,7 @@ class Limiter:
         for each in running:
             if each not in self._running:
                 continue
-            more = max(each.used() - each.told, 0)
+            more = max(each.taken() - each.told, 0)
             each.told += more
             limits = each.limits
             arguments: list[str | int] = [each.lease, int(LEASE * 1000), more, limits.every, int(bool(limits.tokens))]

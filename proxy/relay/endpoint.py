@@ -140,7 +140,7 @@ async def _exchange(services: Services, admitted: _Admitted, receive: Receive) -
         await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
     finally:
         if admission is not None:
-            services.limiter.settle(admission, admission.used())
+            services.limiter.settle(admission, admission.taken())
 
 
 async def _refuse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from proxy.relay.secret import NONE, secret_of
 from proxy.services import Services
 from proxy.tap.passed import Passed
 from proxy.tap.types import Prepared, Tap
+
+logger = logging.getLogger(__name__)
 
 
 class Record:
@@ -90,7 +93,10 @@ class Record:
         elif self._tap is None:
             self.unchecked(fault)
         else:
-            self._tap.close(fault)
+            try:
+                self._tap.close(fault)
+            except Exception:
+                logger.exception("an answer could not be closed", extra={"id": self.generation.id})
             self.evidence()
 
     def evidence(self) -> None:

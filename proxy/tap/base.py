@@ -8,29 +8,21 @@ from policies.errors import ApiError, UpstreamFailed, UpstreamTimeout
 from policies.evidence import Evidence
 from proxy.tap.allowed import Allowed
 from proxy.tap.collect import Collector
+from proxy.tap.guarded import UNREADABLE_FAULT, Guarded
 from proxy.tap.rawjson import Object, raw, read_object, read_objects, write
-from proxy.tap.shown import shown
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 from proxy.tap.view import View
 
 DONE = b"data: [DONE]\n\n"
+PROXY_OVERLOADED = "proxy_overloaded"
+"""Fault of an answer that was given up because the proxy holds too much."""
 LARGE = 256 * 1024
 """Bytes of a body, or of an event, from which it is not read on the event loop."""
 
 
-class BaseTap:
+class BaseTap(Guarded):
     """Collects evidence and rewrites objects for the client; how bytes become objects is the subclass's."""
-
-    done = b""
-    failed = False
-    begun = False
-    fault: str | None = None
-    erred = False
-    cut = False
-    refusal: bytes | None = None
-    streamed = False
-    content_type: str | None = None
 
     def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
         self.allowed = allowed
@@ -49,7 +41,11 @@ class BaseTap:
 
     def used(self) -> tuple[int | None, int | None]:
         """See Tap."""
-        return self.collector.used()
+        try:
+            return self.collector.used()
+        except Exception:
+            self._broke()
+            return None, None
 
     def evidence(self, **meta: Any) -> list[Evidence]:
         """One Evidence per choice, for whatever arrived; `meta` overrides fields."""
@@ -65,13 +61,16 @@ class BaseTap:
         reasons = usage is not None and read_object(usage.get("completion_tokens_details", b"")) is not None
         changed = False
         for choice in choices:
-            self.collector.choice(choice, shown(choice, "message"))
+            self.collector.choice(choice, "message")
             changed |= self.view.message(choice, reasons=reasons)
         if changed:
             top["choices"] = raw(choices)
         changed |= self.view.response(top)
         self.collector.terminal = True
         return top, changed
+
+    def _broke(self) -> None:
+        self.collector.unreadable()
 
 
 def error_frame(fault: str | None) -> bytes:
@@ -88,6 +87,10 @@ def error_body(fault: str | None) -> bytes:
         error = UpstreamFailed("The backend's answer is too large.", code=fault)
     elif fault == "too_deep":
         error = UpstreamFailed("The backend's answer nests JSON too deeply.", code=fault)
+    elif fault == PROXY_OVERLOADED:
+        error = ApiError("The proxy holds too much of unfinished answers.", code="overloaded")
+    elif fault == UNREADABLE_FAULT:
+        error = UpstreamFailed("The backend's answer cannot be read.", code=fault)
     else:
         error = UpstreamFailed("The backend's answer ended early.", code=fault)
     return write(error.body())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from typing import Any
 
@@ -16,12 +17,15 @@ from proxy.tap.choice import ChoiceRecord, short
 from proxy.tap.claim import WIDTH
 from proxy.tap.compose import compose
 from proxy.tap.experts import MAX_BYTES
+from proxy.tap.guarded import UNREADABLE_FAULT
 from proxy.tap.outline import is_wider, size_of
 from proxy.tap.prompts import Prompts
 from proxy.tap.rawjson import UNREADABLE, Object, is_null
 from proxy.tap.shown import MAX_CALLS, Shown, shown
 from proxy.tap.together import Part, read_together
 from proxy.tap.types import Prepared
+
+logger = logging.getLogger(__name__)
 
 _CHARACTERS_PER_TOKEN = 4
 _MOST_UNCOUNTED = 32 * 1024
@@ -87,8 +91,20 @@ class Collector:
             return False
         return is_wider(bytes(choices), 1, self.expected + _SPARE_CHOICES)
 
+    def unreadable(self) -> None:
+        """What was read last broke its reader."""
+        if UNREADABLE_FAULT not in self.faults:
+            logger.exception("an answer cannot be read")
+        self.fault(UNREADABLE_FAULT)
+
     def response(self, top: Object) -> None:
         """Reads the fields of a whole response or of a stream's chunk."""
+        try:
+            self._response(top)
+        except Exception:
+            self.unreadable()
+
+    def _response(self, top: Object) -> None:
         prompt = top.get("prompt_token_ids")
         if not is_null(prompt) and (fault := self._prompts.read(prompt)):
             self.fault(fault)
@@ -96,8 +112,14 @@ class Collector:
         if usage is not None and not is_null(usage):
             self._usage = billed.read(usage)
 
-    def choice(self, fields: Object, said: Shown) -> None:
-        """Reads one choice of a whole response; `said` is what it shows."""
+    def choice(self, fields: Object, name: str) -> None:
+        """Reads one choice; `name` is where it shows something, `message` or `delta`."""
+        try:
+            self._choice(fields, shown(fields, name))
+        except Exception:
+            self.unreadable()
+
+    def _choice(self, fields: Object, said: Shown) -> None:
         record = self._record(fields.get("index"))
         if record is None:
             return
@@ -120,7 +142,7 @@ class Collector:
         """Reads one choice of a chunk of `size` bytes, now or later; `fields` may be changed meanwhile."""
         if size > _LARGE_CHUNK:
             self.catch_up()
-            self.choice(fields, shown(fields, "delta"))
+            self.choice(fields, "delta")
             return
         self._late.append(dict(fields))
         self._late_bytes += size
@@ -145,10 +167,13 @@ class Collector:
         parts = read_together(self.prepared.endpoint, late) if len(late) > 1 else None
         if parts is None or not self._fit(parts):
             for fields in late:
-                self.choice(fields, shown(fields, "delta"))
+                self.choice(fields, "delta")
             return
-        for fields, part in zip(late, parts, strict=True):
-            self._take(fields, part)
+        try:
+            for fields, part in zip(late, parts, strict=True):
+                self._take(fields, part)
+        except Exception:
+            self.unreadable()
 
     def _fit(self, parts: list[Part]) -> bool:
         """Whether none of them comes near what an answer may have."""

@@ -16,6 +16,7 @@ from proxy.tap.allowed import passed_stream
 from proxy.tap.base import LARGE, error_body
 from proxy.tap.bill import Bill
 from proxy.tap.forged import as_utf8, names_verdict, take_out, without_verdict
+from proxy.tap.guarded import Guarded
 from proxy.tap.outline import is_deeper
 from proxy.tap.passed import RESPONSES, Passed, error_event
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
@@ -41,18 +42,10 @@ class _Typed(msgspec.Struct):
 _typed = msgspec.json.Decoder(_Typed)
 
 
-class ForeignTap:
+class ForeignTap(Guarded):
     """What the taps of these endpoints share; by itself it passes bytes."""
 
-    done = b""
-    failed = False
-    begun = False
-    fault: str | None = None
-    erred = False
-    cut = False
-    refusal: bytes | None = None
     streamed = True
-    content_type: str | None = None
 
     def __init__(self, passed: Passed) -> None:
         self._passed = passed
@@ -70,12 +63,12 @@ class ForeignTap:
         """See Tap."""
         return self.held > LARGE
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """See Tap."""
         self.begun = True
         return data
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """See Tap."""
         self.cut = fault is not None
         return b""
@@ -134,7 +127,7 @@ class ForeignJsonTap(ForeignTap):
         """See Tap."""
         return len(self._body)
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """See Tap."""
         if not self.failed:
             self.begun = True
@@ -144,15 +137,15 @@ class ForeignJsonTap(ForeignTap):
                 self._body.clear()
         return b""
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """See Tap."""
         body, self._body = bytes(self._body), bytearray()
         if fault is not None or self.failed:
-            return self._said(fault or "too_large")
+            return self._instead(fault or self.fault or "too_large")
         if is_deeper(body, self._bounds.json_depth):
             self.failed = True
             self.fault = "too_deep"
-            return self._said("too_deep")
+            return self._instead("too_deep")
         self._whole = body
         changed = self._rewrite(as_utf8(body))
         return without_verdict(body) if changed is None else changed
@@ -163,7 +156,7 @@ class ForeignJsonTap(ForeignTap):
         bill.read(self._whole)
         return bill.prompt, bill.answer
 
-    def _said(self, fault: str) -> bytes:
+    def _instead(self, fault: str) -> bytes:
         body = error_body(fault)
         return write(said_in_a_stream(msgspec.json.decode(body))) if is_messages(self._passed.path) else body
 
@@ -192,39 +185,43 @@ class ForeignStreamTap(ForeignTap):
         """See Tap."""
         return self._splitter.held
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """See Tap."""
         if self.failed or self._closed:
             return b""
         out = []
         self._fed += len(data)
-        for event in self._splitter.push(data):
-            if event.data is not None and is_deeper(event.data, self._depth):
-                self.failed = True
-                out.append(self._error("too_deep"))
-                return b"".join(out)
-            out.append(self._event(event))
+        try:
+            for event in self._splitter.push(data):
+                if event.data is not None and is_deeper(event.data, self._depth):
+                    self.failed = True
+                    out.append(self._instead("too_deep"))
+                    return b"".join(out)
+                out.append(self._event(event))
+        except Exception:
+            out.append(self._give_up())
+            return b"".join(out)
         if self._splitter.overflow:
             self.failed = True
-            out.append(self._error("line_too_long"))
+            out.append(self._instead("line_too_long"))
         elif self._fed > self._most_fed:
             self.failed = True
-            out.append(self._error("too_large"))
+            out.append(self._instead("too_large"))
         return b"".join(out)
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """See Tap. What came of an event that broke off is not shown."""
         if self._closed:
             return b""
         self._closed = True
+        rest = self._splitter.rest()
         if self.failed:
             return b""
-        rest = self._splitter.rest() if fault is None else None
-        out = b"" if rest is None else self._event(rest)
+        out = b"" if rest is None or fault is not None else self._event(rest)
         done = bool(self._last) and self._ended
         if done or (fault is None and self._ended):
             return out
-        return out + (b"\n\n" if out else b"") + self._error(fault or "upstream_closed")
+        return out + (b"\n\n" if out else b"") + self._instead(fault or "upstream_closed")
 
     def _event(self, event: Event) -> bytes:
         if event.glue and self._dropped:
@@ -259,7 +256,7 @@ class ForeignStreamTap(ForeignTap):
         """See Tap. Until it is billed, an event that adds to the answer counts as a token."""
         return self._bill.prompt, max(self._bill.answer or 0, self._deltas if not self._ended else 0)
 
-    def _error(self, fault: str) -> bytes:
+    def _instead(self, fault: str) -> bytes:
         self.fault = fault
         body = msgspec.json.decode(error_body(fault))
         return error_event(self._passed.path, body, self._events)

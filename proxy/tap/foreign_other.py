@@ -27,7 +27,7 @@ class ForeignOtherTap(ForeignStreamTap):
         """See Tap."""
         return len(self._start) + super().held
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """See Tap."""
         self.begun = True
         if self._kind in (Kind.EVENTS, Kind.BYTES):
@@ -42,19 +42,25 @@ class ForeignOtherTap(ForeignStreamTap):
             self._start = bytearray()
         return b""
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """See Tap."""
         if self._kind is Kind.EVENTS:
-            return super().close(fault)
+            return super()._close(fault)
         self.cut |= fault is not None
         if self._kind is Kind.BYTES:
             return self._guard.rest()
         start, self._start = bytes(self._start), bytearray()
         return without_verdict(start)
 
+    def _instead(self, fault: str) -> bytes:
+        if self._kind is Kind.EVENTS:
+            return super()._instead(fault)
+        self.cut = True
+        return b""
+
     def _pass(self, data: bytes) -> bytes:
         if self._kind is Kind.EVENTS:
-            return super().feed(data)
+            return super()._feed(data)
         out = self._guard.push(data)
         self._fed += len(data)
         if self._guard.stopped or self._fed > self._most_fed:

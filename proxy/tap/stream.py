@@ -38,34 +38,37 @@ class StreamTap(BaseTap):
         self._closed = False
         self._fed = 0
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out."""
         if self.failed or self._closed:
             return b""
         out = []
         self._fed += len(data)
-        for event in self._splitter.push(data):
-            out.append(self._event(event))
-            if self.failed:
-                return b"".join(out)
+        try:
+            for event in self._splitter.push(data):
+                out.append(self._event(event))
+                if self.failed:
+                    return b"".join(out)
+        except Exception:
+            out.append(self._give_up())
+            return b"".join(out)
         if self._splitter.overflow:
             out.append(self._fail("line_too_long"))
         elif self._fed > self.allowed.stream:
             out.append(self._fail("too_large"))
         return b"".join(out)
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """The backend ended. An unfinished answer ends in an error frame, an unfinished event is lost."""
         if self._closed:
             return b""
         self._closed = True
         self.collector.catch_up()
         out = b""
-        if fault is None and not self.failed:
-            rest = self._splitter.rest()
-            if rest is not None:
-                out = _ended(self._event(rest))
-                self.done = _ended(self.done)
+        rest = self._splitter.rest()
+        if rest is not None and fault is None and not self.failed:
+            out = _ended(self._event(rest))
+            self.done = _ended(self.done)
         out += self._release(None)
         if fault is not None:
             self.collector.fault(fault)
@@ -231,6 +234,10 @@ class StreamTap(BaseTap):
         # Untouched values keep their bytes, but a line end between two tokens would end the data line.
         return replace_data(event.lines, write(top).replace(b"\n", b" ").replace(b"\r", b" "))
 
+    def _instead(self, fault: str) -> bytes:
+        self._held = []
+        return error_frame(fault)
+
     def _fail(self, fault: str) -> bytes:
         self.failed = True
         self.fault = fault
@@ -261,23 +268,23 @@ class UndeclaredTap(StreamTap):
         """See Tap."""
         return super().large or len(self._start or b"") > LARGE
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """As of a stream, unless it begins like JSON."""
         if self._start is None or self.failed or self._closed:
-            return super().feed(data)
+            return super()._feed(data)
         self._start += data
         if not self._json:
             kind = kind_of(bytes(self._start[:START]))
             if kind not in (None, Kind.JSON):
                 start, self._start = bytes(self._start), None
-                return super().feed(start)
+                return super()._feed(start)
             self._json = kind is Kind.JSON
         if len(self._start) > self.allowed.body:
             self._start = None
             return self._fail("too_large")
         return b""
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """As of a stream, if it was one."""
         if self._start is not None and not self._closed:
             start, self._start = bytes(self._start), None
@@ -286,7 +293,7 @@ class UndeclaredTap(StreamTap):
             self.collector.fault(fault or "upstream_error")
             return without_verdict(start)
         if self._closed or self.done or self.erred or self.failed or self.collector.choices:
-            return super().close(fault)
+            return super()._close(fault)
         self._closed = self.failed = True
         self.cut = fault is not None
         self.collector.fault(fault or "upstream_error")

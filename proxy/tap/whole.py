@@ -19,7 +19,7 @@ class WholeTap(BaseTap):
         self._body = bytearray()
         self._closed = False
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """Keeps the bytes; returns nothing."""
         if not self.failed and not self._closed:
             self.begun = True
@@ -31,14 +31,14 @@ class WholeTap(BaseTap):
                 self.collector.fault("too_large")
         return b""
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """The client's body. After a fault an OpenAI-shaped error, for half a JSON body helps nobody."""
         if self._closed:
             return b""
         self._closed = True
         body, self._body = bytes(self._body), bytearray()
         if self.failed:
-            return self.ended("too_large")
+            return self.ended(self.fault or "too_large")
         if fault is not None:
             self.collector.fault(fault)
             return self.ended(fault)
@@ -57,6 +57,9 @@ class WholeTap(BaseTap):
     def ended(self, fault: str) -> bytes:
         """What the client gets when the body did not arrive whole."""
         return error_body(fault)
+
+    def _instead(self, fault: str) -> bytes:
+        return self.ended(fault)
 
     def over(self, fault: str) -> bytes:
         """What the client gets of a body over a bound."""
@@ -98,13 +101,13 @@ class PassTap(BaseTap):
         self._body = bytearray()
         self.collector.fault("upstream_error")
 
-    def feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
         """Keeps the bytes; returns nothing."""
         self.begun = True
         self._body += data
         return b""
 
-    def close(self, fault: str | None = None) -> bytes:
+    def _close(self, fault: str | None) -> bytes:
         """What was kept; nothing after a fault, for half a JSON body helps nobody."""
         body, self._body = bytes(self._body), bytearray()
         if fault is None and is_deeper(body, self.allowed.depth):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 import redis
 
+from policies import codec
+from policies.errors import EvidenceError
+from policies.evidence import Evidence
 from proxy.recorder import Recorder
 from tests.proxy.recording import new_evidence, new_generation, new_recorder, reasons_of
 from tests.support.valkey import Valkey
@@ -76,3 +79,23 @@ def test_one_that_cannot_be_written_takes_no_other_along(
     assert reasons_of(client, odd) == ["internal_error"]
     recorder.stop()
     check_queued(client, [id for id in IDS if id != odd])
+
+
+@pytest.mark.parametrize("error", [EvidenceError, MemoryError, TypeError])
+def test_evidence_that_cannot_be_packed_counts_as_its_backends(
+    valkey: Valkey, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """What a backend said keeps nobody from recording that it said it."""
+    real, odd = codec.pack, IDS[7]
+
+    def pack(choices: Sequence[Evidence]) -> bytes:
+        if choices[0].id == odd and not choices[0].faults:
+            raise error("cannot be packed")
+        return real(choices)
+
+    monkeypatch.setattr(codec, "pack", pack)
+    record(new_recorder(valkey))
+    check_queued(client, IDS)
+    found = {id: codec.unpack(cast(bytes, client.get(evidence_key(id)))) for id in IDS}
+    assert [id for id in IDS if "unreadable" in found[id][0].faults] == [odd]
+    assert [choice.index for choice in found[odd]] == [choice.index for choice in found[IDS[0]]]

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +18,13 @@ import aiohttp
 import httpx
 import pytest
 
+from proxy.limits.limiter import Admission
 from tests.proxy.conftest import CHAT
 from tests.proxy.limits.conftest import Door, serving
 from tests.support import wire
-from tests.support.fake_backend import PeerCloses
+from tests.support.fake_backend import PeerCloses, Until
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.keys import counted_keys, id_of
 
 COST = 200
@@ -193,3 +194,48 @@ def test_long_requests_keep_their_place(make_door: Callable[..., Door], monkeypa
     assert sorted(seen) == seen
     assert 4 <= seen[-1] <= 7, "what was served so far is charged on the way"
     door.eventually(key, charged=7, held=0, under_way=0)
+
+
+@pytest.mark.parametrize("what", ["used", "keep"])
+def test_what_breaks_over_one_request_holds_up_no_other(
+    make_door: Callable[..., Door], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """All go on being renewed, and its own place is given back."""
+    monkeypatch.setattr("proxy.limits.limiter._RENEW", 0.05)
+    door = make_door()
+    key = door.key(tokens=1000, concurrency=1)
+    go = threading.Event()
+    door.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), Until(go)]
+    limiter = door.proxies[0].services.limiter
+    real, broken = limiter._keep, 0
+
+    async def keep(running: Iterable[Admission]) -> None:
+        nonlocal broken
+        broken += 1
+        if broken < 5:
+            raise TypeError("broken")
+        await real(running)
+
+    def used(_: object) -> tuple[int, int]:
+        nonlocal broken
+        broken += 1
+        raise OverflowError("broken")
+
+    if what == "keep":
+        monkeypatch.setattr(limiter, "_keep", keep)
+    else:
+        monkeypatch.setattr("proxy.relay.exchange.Exchange.used", used)
+    headers = {"authorization": f"Bearer {key}"}
+    body = CHAT | {"stream": True, "max_tokens": COST}
+    with door.clients[0].stream("POST", "/v1/chat/completions", json=body, headers=headers) as got:
+        pieces = got.iter_bytes()
+        next(pieces)
+        wait_until(lambda: broken > 5)
+        if what == "used":
+            assert door.use(key).under_way == 1
+            assert door.ask(key, max_tokens=10).status_code == 429
+        go.set()
+    door.eventually(key, held=0, under_way=0)
+    monkeypatch.undo()
+    door.backend.script = _answer(60)
+    assert door.ask(key, max_tokens=10).status_code == 200

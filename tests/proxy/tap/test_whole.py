@@ -211,7 +211,7 @@ def test_routed_experts_of_every_kind(dtype: Any, version: tuple[int, int]) -> N
     array = np.arange(3 * 2 * 4, dtype=dtype).reshape(3, 2, 4)
     tap = whole_tap()
     with io.BytesIO() as buffer:
-        np.lib.format.write_array(buffer, array, version=version)
+        np.lib.format.write_array(buffer, array, version=version)  # type: ignore[no-untyped-call]
         run(tap, with_experts(base64.b64encode(buffer.getvalue()).decode()))
     (evidence,) = tap.evidence()
     assert evidence.routed_experts is not None

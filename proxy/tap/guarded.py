@@ -1,0 +1,61 @@
+"""What every tap has, and keeps: nothing that a backend sends makes one raise."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+UNREADABLE_FAULT = "unreadable"
+"""Fault of what broke its reader. It counts as the backend's: who else can know how, would do it to all its answers."""
+
+
+class Guarded:
+    """Feeds and closes a tap, which does the work in `_feed` and `_close`. Where that raises, the tap has given up."""
+
+    done = b""
+    failed = False
+    begun = False
+    fault: str | None = None
+    erred = False
+    cut = False
+    refusal: bytes | None = None
+    streamed = False
+    content_type: str | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes from the backend in, bytes for the client out (may be empty)."""
+        try:
+            return self._feed(data)
+        except Exception:
+            said = self._give_up()
+            return said if self.streamed else b""
+
+    def close(self, fault: str | None = None) -> bytes:
+        """The backend ended, cleanly or with a fault; what is left for the client."""
+        try:
+            return self._close(fault)
+        except Exception:
+            told = self.failed and self.streamed
+            said = self._give_up()
+            return b"" if told else said
+
+    def _feed(self, data: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _close(self, fault: str | None) -> bytes:
+        raise NotImplementedError
+
+    def _broke(self) -> None:
+        """An exception was raised over what came: remember it."""
+        logger.exception("an answer cannot be read")
+
+    def _instead(self, fault: str) -> bytes:
+        """What the client gets instead of an answer, or of the rest of it."""
+        self.cut = True
+        return b""
+
+    def _give_up(self) -> bytes:
+        self._broke()
+        self.failed, self.fault = True, UNREADABLE_FAULT
+        return self._instead(UNREADABLE_FAULT)
