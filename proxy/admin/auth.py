@@ -17,7 +17,7 @@ from proxy.api.auth import bearer, is_this_machine
 
 _REFUSED = "no valid admin key came with the request"
 _MOST_FAILURES = 10
-"""Refused requests of one address within `_WINDOW` seconds after which it is not listened to."""
+"""Refused requests of one address within `_WINDOW` seconds after which it is told to wait."""
 _WINDOW = 60.0
 _MOST_ADDRESSES = 10_000
 
@@ -44,7 +44,7 @@ class Failures:
         self._times: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait(self, host: str) -> float:
-        """Seconds until this address is listened to again; 0 where it is."""
+        """Seconds that this address has to wait; 0 where it need not."""
         times = self._recent(host)
         return 0.0 if len(times) < _MOST_FAILURES else max(0.0, times[-_MOST_FAILURES] + _WINDOW - self._clock())
 
@@ -63,8 +63,8 @@ class Failures:
 class AdminKeys:
     """Lets admins in. Of keys all are compared, each in constant time; no refusal says what was wrong.
 
-    An address that was refused too often is refused whatever it sends, for a minute: so nobody learns from how long
-    an answer takes, or from the answer, whether it guessed right.
+    A right key is always let in, since whoever guesses may share an admin's address: behind one that translates them,
+    all come from it. An address that was refused too often is told to wait for its next refusal.
     """
 
     def __init__(self, failures: Failures | None = None) -> None:
@@ -74,12 +74,13 @@ class AdminKeys:
         self, keys: Sequence[AdminKey], headers: Mapping[bytes, bytes], peer: tuple[str, int] | None
     ) -> Admin:
         """Who asks. Raises AuthenticationFailed, and RateLimited where this address was refused too often."""
-        host = peer[0] if peer else ""
-        if (seconds := self._failures.wait(host)) > 0:
-            raise RateLimited("too many requests without a valid key; try again later", retry_after=math.ceil(seconds))
         try:
             return _admin(keys, headers, peer)
-        except AuthenticationFailed:
+        except AuthenticationFailed as error:
+            host = peer[0] if peer else ""
+            if (seconds := self._failures.wait(host)) > 0:
+                said = "too many requests without a valid key; try again later"
+                raise RateLimited(said, retry_after=math.ceil(seconds)) from error
             self._failures.note(host)
             raise
 
