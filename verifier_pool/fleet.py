@@ -69,22 +69,31 @@ class Fleet:
     def __init__(self, url: str, settings: Settings) -> None:
         self._redis = connection.connect(url, timeout=ANSWER_SECONDS, connect_timeout=ANSWER_SECONDS, retries=0)
         self._lock = threading.Lock()
-        self.renew(settings)
+        self._held: tuple[Settings] | None = None
+        self._wanted = (settings,)
 
     def renew(self, settings: Settings) -> None:
-        """Take over other models and backends."""
-        with self._lock:
-            self._queues = list(_queues(self._redis, settings))
-            self._models = {backend.name: backend.model for backend in settings.backends}
-            self._fields = [_field_of(backend) for backend in settings.backends]
-            self._references = _references(settings)
-            self._ttl = settings.verification.evidence_ttl
-            self._read_at = float("-inf")
-            self._known: list[Family] = []
+        """Take over other models and backends, from the next reading on; never waits for who reads now."""
+        self._wanted = (settings,)
+
+    def _follow(self) -> None:
+        """Take over what was given since the last reading. `_lock` is held."""
+        if self._held is self._wanted:
+            return
+        self._held = self._wanted
+        (settings,) = self._held
+        self._queues = list(_queues(self._redis, settings))
+        self._models = {backend.name: backend.model for backend in settings.backends}
+        self._fields = [_field_of(backend) for backend in settings.backends]
+        self._references = _references(settings)
+        self._ttl = settings.verification.evidence_ttl
+        self._read_at = float("-inf")
+        self._known: list[Family] = []
 
     def read(self) -> list[Family]:
         """The metrics, at most `FRESH_SECONDS` old; none while Redis does not answer."""
         with self._lock:
+            self._follow()
             if time.monotonic() >= self._read_at + FRESH_SECONDS:
                 try:
                     self._known = [*self._of_queues(), *self._of_backends()]

@@ -26,6 +26,7 @@ logger = logging.getLogger("countersign.worker")
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between attempts to reach Redis; the last one repeats."""
 ANSWER_SECONDS = 15.0
+_AGAIN_SECONDS = 5.0
 """How long Redis may take to answer a worker. A connection that a firewall or a machine that is gone dropped without a
 word is given up after this; without a bound, whoever waits on it waits for ever."""
 
@@ -99,6 +100,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._sheet: Sheet | None = None
         self._not_before = 0.0
+        self.starts = 0
 
     @property
     def code(self) -> int | None:
@@ -113,7 +115,8 @@ class Child:
             return
         if self._process is not None:
             logger.warning("the %s ended with %s; starting it again", self._what, self._process.returncode)
-        self._not_before = time.monotonic() + 5
+        self._not_before = time.monotonic() + _AGAIN_SECONDS
+        self.starts += 1
         if self._sheet is not None:
             SHEETS.retire(self._sheet)
         self._sheet = SHEETS.open()
@@ -151,7 +154,9 @@ def supervise(
 ) -> int:
     """Keep `count` processes of one command running until `stop`; returns the exit code for all of them.
 
-    One that refuses its settings (exit code 3) ends all. With `burst` they end by themselves. SIGHUP is theirs, too.
+    One that refuses its settings (exit code 3) when it is first started ends all. One that does so when it is started
+    again, after it had run, may have found the file half written: it is started once more for as long as another runs,
+    by the settings from before. With `burst` they end by themselves. SIGHUP is theirs, too.
 
     Args:
         patience: seconds that each has for finishing the job at hand.
@@ -169,7 +174,8 @@ def supervise(
             child.keep()
         while not stop.wait(0.2):
             codes = [child.code for child in children]
-            if SettingsError.exit_code in codes:
+            refused = [child for child in children if child.code == SettingsError.exit_code]
+            if len(refused) == count or any(child.starts == 1 for child in refused):
                 return SettingsError.exit_code
             if burst and None not in codes:
                 return max(abs(code or 0) for code in codes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -236,4 +237,29 @@ def test_a_store_that_is_away_costs_the_answer_and_no_more(rules: Settings) -> N
         valkey.kill()
         found: list[Family] = known.read()
         assert found == []
+        known.close()
+
+
+def test_other_settings_never_wait_for_who_reads(rules: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken over on the event loop, while a thread may wait for a Redis that is slow."""
+    with Valkey() as valkey:
+        known = Fleet(valkey.url, rules)
+        reading, taken = threading.Event(), threading.Event()
+        of_queues = known._of_queues
+
+        def slow() -> Iterator[Family]:
+            reading.set()
+            assert taken.wait(60)
+            return of_queues()
+
+        monkeypatch.setattr(known, "_of_queues", slow)
+        reader = threading.Thread(target=known.read)
+        reader.start()
+        assert reading.wait(60)
+        known.renew(rules.model_copy(update={"models": {}, "backends": ()}))
+        taken.set()
+        reader.join()
+        monkeypatch.undo()
+        labels = {labels for each in known.read() for labels in each.points if "backend" in each.labels}
+        assert labels == set()
         known.close()

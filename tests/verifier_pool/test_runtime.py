@@ -177,6 +177,46 @@ def test_a_supervisor_ends_as_its_processes_do(code: int, burst: bool, expected:
     assert supervise(command, 2, threading.Event(), patience=5, burst=burst) == expected
 
 
+def test_one_that_is_started_again_may_find_its_file_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one dies, and when started again refuses its settings until the file is whole; the second works on."""
+    monkeypatch.setattr("verifier_pool.runtime._AGAIN_SECONDS", 0.0)
+    code = (
+        "import os, pathlib, sys, time\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "for number in range(1000):\n"
+        "    try:\n"
+        "        (here / f'start{number}').touch(exist_ok=False)\n"
+        "        break\n"
+        "    except FileExistsError:\n"
+        "        pass\n"
+        "if number == 0:\n"
+        "    while not (here / 'start1').exists(): time.sleep(0.01)\n"
+        "    sys.exit(1)\n"
+        "if number > 1 and not (here / 'whole').exists():\n"
+        "    sys.exit(3)\n"
+        "if number > 1:\n"
+        "    (here / 'back').touch()\n"
+        "time.sleep(600)\n"
+    )
+    stop = threading.Event()
+
+    def repair() -> None:
+        try:
+            rig.wait_until((tmp_path / "start4").exists)
+            (tmp_path / "whole").touch()
+            rig.wait_until((tmp_path / "back").exists)
+        finally:
+            stop.set()
+
+    thread = threading.Thread(target=repair)
+    thread.start()
+    assert supervise([sys.executable, "-c", code], 2, stop, patience=PATIENCE) == 0
+    thread.join()
+    assert (tmp_path / "back").exists()
+
+
 def test_a_supervisor_asks_all_at_once(tmp_path: Path) -> None:
     """Each of them ends only once all have been asked to."""
     code = (
