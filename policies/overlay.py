@@ -87,8 +87,11 @@ def merged(settings: Settings, overlays: Mapping[str, Overlay]) -> Merged:
 
 
 def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any]) -> BackendSettings:
-    """A backend with some settings of its own over those it has. Raises ValueError, which names the setting."""
+    """A backend with some settings of its own over those it has; at another address without the key that it has, which
+    was not given for that one. Raises ValueError, which names the setting."""
     base = {} if below is None else below.model_dump(exclude_unset=True)
+    if below is not None and "url" in fields and not same_host(below.url, fields["url"]):
+        base.pop("api_key", None)
     try:
         made = BackendSettings.model_validate({**base, **fields, "name": name})
     except ValidationError as error:
@@ -99,6 +102,20 @@ def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any])
     if made.api_key is not None and not _HEADER_TEXT.fullmatch(made.api_key.get_secret_value()):
         raise ValueError("api_key: printable ASCII without spaces")
     return made
+
+
+def same_host(one: str, other: Any) -> bool:
+    """Whether two URLs lead to the same server by the same scheme."""
+    return _origin(one) == _origin(other)
+
+
+def _origin(url: Any) -> tuple[str, str, int | None] | None:
+    try:
+        found = urlsplit(str(url))
+        port = found.port
+    except ValueError:
+        return None
+    return found.scheme, found.hostname or "", {"http": 80, "https": 443}.get(found.scheme) if port is None else port
 
 
 def _has_host(url: str) -> bool:

@@ -157,14 +157,14 @@ class Store:
     async def change(self, script: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         """What a script answers by which an admin changes something: once that is as durable as the settings ask for.
 
-        Raises StoreUnavailable, where it was done and may be lost, too.
+        Raises StoreUnavailable, and NotDurable where it was done and may be lost.
         """
         with self._asking.aside:
             said, durably = await self._intents.ask(("EVAL", script, len(keys), *keys, *arguments))
             found = value_of(said)
-            if self._until_durable is not None:
-                durable.check(self._durability, durably)
-            return found
+        if found and self._until_durable is not None:
+            durable.check(self._durability, durably)
+        return found
 
     async def count(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         """What a script answers that lets a request in, and that can be repeated: one round trip, which those who ask

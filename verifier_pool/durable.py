@@ -18,7 +18,9 @@ from policies.settings import DurabilitySettings
 
 
 class NotDurable(StoreUnavailable):
-    """What was written may be lost in the next crash."""
+    """What was written may be lost in the next crash. `answers` are those of what was written, where they are known."""
+
+    answers: Sequence[Any] = ()
 
 
 def command(rules: DurabilitySettings) -> tuple[str | int, ...] | None:
@@ -55,7 +57,11 @@ class _Durable(Pipeline):
                 answer = connection.read_response()
             except ResponseError as error:
                 answer = error
-            check(self.rules, answer)
+            try:
+                check(self.rules, answer)
+            except NotDurable as error:
+                error.answers = found
+                raise
         return found
 
 

@@ -1,7 +1,7 @@
 """What an admin asks of the workers, who alone can do it: to queue failed jobs anew, or to drop them.
 
     orders        list of orders, JSON, the latest first
-    ordered:ID    what became of one, JSON, for a few minutes
+    ordered:ID    what became of one, JSON, for a few minutes; `ordered:ID:taken` while a worker is at it
 
 The first CPU worker that comes round does it. Where none runs nothing happens, and the order expires.
 """
@@ -26,8 +26,9 @@ ORDERS = PREFIX + "orders"
 PATIENCE = 10.0
 """Seconds that whoever asks waits."""
 _EXPIRES = 300
+_TAKEN = 60
+"""Seconds that a worker has for an order before it counts as dead."""
 _MOST = 100
-_POLL = 0.1
 
 Action = Literal["requeue", "drop"]
 
@@ -57,30 +58,37 @@ def give(redis: Redis, action: Action, ids: Sequence[str] | None, by: str) -> st
     return order.id
 
 
-def wait(redis: Redis, id: str, seconds: float = PATIENCE) -> list[dict[str, Any]] | None:
-    """What became of an order; None while nobody has done it. Polls."""
-    deadline = time.monotonic() + seconds
-    while (data := cast("bytes | None", redis.get(_key(id)))) is None:
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(_POLL)
-    return cast("list[dict[str, Any]]", orjson.loads(data))
+def done(redis: Redis, id: str) -> list[dict[str, Any]] | None:
+    """What became of an order; None while nobody has done it."""
+    data = cast("bytes | None", redis.get(_key(id)))
+    return None if data is None else cast("list[dict[str, Any]]", orjson.loads(data))
 
 
 def carry_out(redis: Redis, do: Doing) -> int:
-    """Do what is ordered; returns how many orders that was. Each is taken by one worker; late ones are dropped."""
-    done = 0
-    while (data := cast("bytes | None", redis.rpop(ORDERS))) is not None:
+    """Do what is ordered; returns how many orders that was. Each is taken by one worker; late ones are dropped.
+
+    An order stays until it is done: one whose worker died over it is another's after `_TAKEN` seconds.
+    """
+    count = 0
+    for data in reversed(cast("list[bytes]", redis.lrange(ORDERS, 0, -1))):
         try:
             order = _order.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             logger.error("an order cannot be read; dropped")
+            redis.lrem(ORDERS, 0, cast("Any", data))
             continue
         if order.at < time.time() - _EXPIRES:
+            redis.lrem(ORDERS, 0, cast("Any", data))
             continue
-        redis.set(_key(order.id), orjson.dumps(do(order)), ex=_EXPIRES)
-        done += 1
-    return done
+        if not redis.set(f"{_key(order.id)}:taken", b"1", nx=True, ex=_TAKEN) or redis.exists(_key(order.id)):
+            continue
+        found = orjson.dumps(do(order))
+        pipeline = redis.pipeline(transaction=True)
+        pipeline.set(_key(order.id), found, ex=_EXPIRES)
+        pipeline.lrem(ORDERS, 0, cast("Any", data))
+        pipeline.execute()
+        count += 1
+    return count
 
 
 def _key(id: str) -> str:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from redis import Redis
 
 from policies.errors import Conflict, InvalidRequest, NotFound, StoreFailed
-from policies.overlay import DECLARED, Merged, Overlay, merged, patched, shown
+from policies.overlay import DECLARED, Merged, Overlay, merged, patched, same_host, shown
 from policies.settings import BackendSettings, Settings
 from verifier_pool import trail
 from verifier_pool.queue import PREFIX
@@ -54,6 +54,9 @@ class Desk:
         settings: the file's.
         actor: see `trail.entry`.
         check: whether a backend can be addressed at all; raises SettingsError.
+
+    Attributes:
+        written: what was written last, None where that is no backend; also where `NotDurable` was raised.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Desk:
         self._settings = settings
         self._actor = actor
         self._check = check
+        self.written: BackendSettings | None = None
 
     def add(self, name: str, fields: Mapping[str, Any]) -> BackendSettings:
         """A backend that the file does not name. Raises Conflict, InvalidRequest."""
@@ -75,11 +79,15 @@ class Desk:
         return _there(self._do("backend.add", name, change))
 
     def change(self, name: str, fields: Mapping[str, Any], action: str = "backend.change") -> BackendSettings:
-        """Other settings for a backend; those that are not named stay. Raises NotFound, InvalidRequest."""
+        """Other settings for a backend; those that are not named stay, but at another address a key has to be given
+        anew: nobody who may change a backend may have its key sent elsewhere. Raises NotFound, InvalidRequest."""
 
         def change(_: BackendSettings | None, now: BackendSettings | None, over: Overlay | None) -> Overlay:
             if now is None:
                 raise NotFound("there is no such backend", code="backend_not_found")
+            moves = "url" in fields and not same_host(now.url, fields["url"])
+            if moves and now.api_key is not None and "api_key" not in fields:
+                raise InvalidRequest("api_key: another address needs it anew, or null for none", param="api_key")
             before = over or Overlay()
             return before.model_copy(update={"fields": {**before.fields, **fields}})
 
@@ -123,7 +131,7 @@ class Desk:
             over = read({name.encode(): stored} if stored else {})[0].get(name)
             now = _present(self._settings, name, over)
             wanted = change(below, now, over)
-            after = self._made(below, name, wanted)
+            after = self.written = self._made(below, name, wanted)
             if wanted is not None:
                 wanted = wanted.model_copy(update={"at": time.time(), "by": self._actor})
             said = trail.entry(self._actor, action, name, **_difference(now, after))

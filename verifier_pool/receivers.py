@@ -23,7 +23,9 @@ from verifier_pool.fair import FairQueue
 from verifier_pool.queue import EVENT, OUTBOX, WEBHOOK_QUEUE, disabled_key, event_key
 
 TEST = "webhook.test"
-_POLL = 0.1
+POLL = 0.1
+"""Seconds between two looks at what became of an event."""
+UNDECIDED = ("waiting", "sending")
 _KEPT = 3600
 _FAILED = (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 
@@ -54,9 +56,16 @@ def described(redis: Redis, settings: Settings) -> list[dict[str, Any]]:
 
 
 def attempt(redis: Redis, settings: Settings, actor: str, seconds: float) -> dict[str, Any]:
-    """Send an event that says nothing; returns what became of it within `seconds`: `delivered`, `failed`, `retrying`,
-    `sending`, or `waiting`, where no sender took it. Raises Conflict without a webhook, or while it is switched off.
-    """
+    """Send an event that says nothing; returns what became of it within `seconds`. Raises what `send` does."""
+    deadline, found = time.monotonic() + seconds, send(redis, settings, actor)
+    while found["status"] in UNDECIDED and time.monotonic() < deadline:
+        time.sleep(POLL)
+        found["status"] = status(redis, found["id"])
+    return found
+
+
+def send(redis: Redis, settings: Settings, actor: str) -> dict[str, Any]:
+    """Send an event that says nothing; returns it. Raises Conflict without a webhook, or while it is switched off."""
     if settings.webhook is None:
         raise Conflict("the settings name no webhook")
     if redis.exists(disabled_key(settings.webhook.url)):
@@ -68,7 +77,7 @@ def attempt(redis: Redis, settings: Settings, actor: str, seconds: float) -> dic
     pipeline.zadd(OUTBOX, {EVENT + id: now})
     trail.append(pipeline, settings.admin.audit_entries, said)
     pipeline.execute()
-    return {"object": "event", "id": id, "type": TEST, "status": _status(redis, id, seconds)}
+    return {"object": "event", "id": id, "type": TEST, "status": "waiting"}
 
 
 def resume(redis: Redis, settings: Settings, actor: str) -> bool:
@@ -90,16 +99,8 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _status(redis: Redis, id: str, seconds: float) -> str:
-    """What became of an event, as soon as it is decided."""
-    deadline, status = time.monotonic() + seconds, "waiting"
-    while status in ("waiting", "sending") and time.monotonic() < deadline:
-        time.sleep(_POLL)
-        status = _now(redis, id)
-    return status
-
-
-def _now(redis: Redis, id: str) -> str:
+def status(redis: Redis, id: str) -> str:
+    """What became of an event: `delivered`, `failed`, `retrying`, `sending`, or `waiting`, where no sender took it."""
     try:
         job = Job.fetch(f"webhook-{EVENT.replace(':', '-')}{id}", connection=redis, serializer=JSONSerializer)
     except NoSuchJobError:

@@ -36,6 +36,7 @@ from verifier_pool.queue import (
     waiting_key,
     waiting_sizes_key,
 )
+from verifier_pool.trail import TRAIL
 
 OPEN_INTENT = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
@@ -108,10 +109,11 @@ if names > 0 then
   end
 end
 for number = 1, events do
-  redis.call('SET', KEYS[8 + number], ARGV[at + 1], 'EX', lifetime)
+  redis.call('SET', KEYS[9 + number], ARGV[at + 1], 'EX', lifetime)
   redis.call('ZADD', KEYS[5], now, ARGV[at])
   at = at + 2
 end
+if ARGV[at + 1] ~= '' then redis.call('XADD', KEYS[9], 'MAXLEN', ARGV[at], '*', 'entry', ARGV[at + 1]) end
 return 1
 """
 """Lua: store what a fold made of the first units of a backend, unless somebody stored another version meanwhile.
@@ -215,6 +217,7 @@ def store_standing(
     taken: int = 0,
     unread: int = 0,
     remember: Sequence[str] = (),
+    entry: str = "",
 ) -> tuple[list[str], list[bytes | str | int], list[Event]]:
     """KEYS and ARGV of `STORE_STANDING`, and what happened.
 
@@ -227,12 +230,13 @@ def store_standing(
         now: Unix seconds.
         taken, unread: first units of the list that are done with, and how many of them could not be counted.
         remember: names that the backend's memory learns, or met again.
+        entry: what the audit log learns with it (`trail.entry`); '' is nothing.
     """
     happened = [event for name, record in after.items() for event in standing.events(before.get(name), record)]
     tells = settings.webhook is not None and backend in {each.name for each in settings.backends}
     told = {secrets.token_hex(16): event for event in happened} if tells else {}
     keys = [standing_key(backend), units_key(backend), UNFOLDED, STANDINGS, OUTBOX, UNITS_DROPPED]
-    keys += [seen_key(backend, kind) for kind in KINDS]
+    keys += [*(seen_key(backend, kind) for kind in KINDS), TRAIL]
     arguments: list[bytes | str | int] = [version, backend, f"{now:.3f}", taken, unread]
     arguments += [len(after), len(remember), len(told)]
     arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl]
@@ -243,4 +247,5 @@ def store_standing(
         arguments += [keys.index(seen_key(backend, name)) + 1, name]
     for id, event in told.items():
         arguments += [EVENT + id, body(event.type, now, event.data)]
+    arguments += [settings.admin.audit_entries, entry]
     return [*keys, *map(event_key, told)], arguments, happened

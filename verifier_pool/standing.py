@@ -24,7 +24,7 @@ from policies import standing
 from policies.settings import AuditSettings, Settings, StandingSettings
 from policies.standing import Folded, Record
 from policies.unit import Unit, declaration_name, declaration_of
-from verifier_pool import declarations
+from verifier_pool import declarations, trail
 from verifier_pool.queue import (
     KINDS,
     STANDINGS,
@@ -124,7 +124,7 @@ class Standings:
                 logger.error("the standing of backend %s cannot be kept: %s", backend, type(error).__name__)
         return total
 
-    def override(self, backend: str, action: str, *, by: str, why: str) -> Record:
+    def override(self, backend: str, action: str, *, by: str, why: str, actor: str = "") -> Record:
         """Do what the operator decided about a backend as it is declared now; returns its record.
 
         Units that wait are counted first, so that a pardon leaves them behind.
@@ -132,6 +132,7 @@ class Standings:
         Args:
             action: one of `policies.standing.ACTIONS`.
             by, why: the operator's name and reason, for the audit trail.
+            actor: see `trail.entry`: the audit log has it in the same step. Without one it is not told.
 
         Raises:
             KeyError: the settings name no such backend.
@@ -143,7 +144,10 @@ class Standings:
         for found in self._tries(backend):
             now = time.time()
             after = standing.decided(found.records, backend, declaration, action, by=by, why=why, now=now, rules=rules)
-            if self._commit(found, _Made({after.name: after}), now):
+            before = found.records.get(after.name)
+            state = None if before is None else before.state
+            said = trail.decision(actor, action, backend, state, after.state, why) if actor else ""
+            if self._commit(found, _Made({after.name: after}), now, said):
                 return after
         raise Contended(backend)
 
@@ -209,7 +213,7 @@ class Standings:
             pipeline.zscore(seen_key(backend, name), name)
         return {name for name, score in zip(names, pipeline.execute(), strict=True) if score is not None}
 
-    def _commit(self, found: _Found, made: _Made, now: float) -> bool:
+    def _commit(self, found: _Found, made: _Made, now: float, entry: str = "") -> bool:
         """Write back, unless somebody else wrote since `found` was read; events go to the outbox with it."""
         keys, arguments, happened = store_standing(
             found.backend,
@@ -221,6 +225,7 @@ class Standings:
             taken=made.taken,
             unread=made.unread,
             remember=made.remember,
+            entry=entry,
         )
         if not self._script(keys=keys, args=arguments):
             return False

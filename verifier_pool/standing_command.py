@@ -108,9 +108,9 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
     try:
         record = _decided(redis, settings, arguments, action)
     except CountersignError as error:
-        _tell(redis, settings, arguments, action, str(error), None)
+        said = trail.entry(trail.terminal_actor(), f"standing.{action}", name, result=str(error), why=arguments.why)
+        trail.append(redis, settings.admin.audit_entries, said)
         raise
-    _tell(redis, settings, arguments, action, "done", record)
     if arguments.json:
         print_lines([_json(_shown(redis, settings, name))])
     else:
@@ -119,21 +119,11 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
     return 0
 
 
-def _tell(
-    redis: Redis, settings: Settings, arguments: argparse.Namespace, action: str, result: str, record: Record | None
-) -> None:
-    """Into the audit log, too."""
-    after = None if record is None else {"state": record.state}
-    said = trail.entry(
-        trail.terminal_actor(), f"standing.{action}", arguments.backend, after=after, result=result, why=arguments.why
-    )
-    trail.append(redis, settings.admin.audit_entries, said)
-
-
 def _decided(redis: Redis, settings: Settings, arguments: argparse.Namespace, action: str) -> Record:
     name = arguments.backend
     try:
-        return Standings(redis, settings).override(name, action, by=arguments.by or _user(), why=arguments.why)
+        by = arguments.by or _user()
+        return Standings(redis, settings).override(name, action, by=by, why=arguments.why, actor=trail.terminal_actor())
     except Contended:
         raise CountersignError(f"{name}: its record keeps changing; nothing was done, try again") from None
     except msgspec.DecodeError as error:

@@ -22,14 +22,14 @@ from redis import Redis
 from policies.documents import document
 from policies.overlay import HIDDEN
 from policies.settings import DurabilitySettings
-from policies.standing import LONGEST_WHY, visible
+from policies.standing import LONGEST_WHY, TRIAL, visible
 from verifier_pool import durable
 from verifier_pool.queue import PREFIX
 
 TRAIL = PREFIX + "audit-log"
 SECRETS = ("api_key", "key", "secret", "sha256", "token")
 """Names of what is never shown."""
-_MAYBE_LOST = "it was done, but is not as durable yet as the settings ask for; Redis may lose it in a crash"
+MAYBE_LOST = "it was done, but is not as durable yet as the settings ask for; Redis may lose it in a crash"
 _CHUNK = 500
 _MOST_SCANNED = 100_000
 
@@ -63,7 +63,9 @@ def change(redis: Redis, rules: DurabilitySettings, keys: Sequence[str], argumen
         try:
             (done,) = pipeline.execute()
         except durable.NotDurable as error:
-            raise durable.NotDurable(f"{_MAYBE_LOST} ({error})") from error
+            if not any(error.answers):
+                return False
+            raise durable.NotDurable(f"{MAYBE_LOST} ({error})") from error
     return bool(done)
 
 
@@ -88,6 +90,12 @@ def entry(
     said = {"at": round(time.time(), 3), "actor": _line(actor), "action": action, "target": _line(target)}
     said |= {"before": _hidden(before), "after": _hidden(after), "result": _line(result)}
     return json.dumps(said | ({"why": _line(why)} if why else {}))
+
+
+def decision(actor: str, action: str, backend: str, before: str | None, after: str, why: str) -> str:
+    """The entry of a decision about a backend's standing, by its states; a new one's record begins with it."""
+    states = {"state": before or TRIAL}, {"state": after}
+    return entry(actor, f"standing.{action}", backend, before=states[0], after=states[1], why=why)
 
 
 def append(redis: Redis, most: int, said: str) -> None:

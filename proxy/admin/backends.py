@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 
 from policies.errors import InvalidRequest, NotFound, StoreUnavailable
 from policies.settings import BackendSettings
@@ -19,6 +20,9 @@ from proxy.admin.auth import Admin
 from proxy.backends.backend import Backend
 from proxy.services import check_backend
 from verifier_pool import overlays, trail
+from verifier_pool.durable import NotDurable
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -51,14 +55,13 @@ async def listed(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
 
 
 @router.post("", status_code=201)
-async def add(request: Request, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+async def add(request: Request, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """Another backend."""
     fields = await fields_of(request)
     name = fields.pop("name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest("`name` is made of letters, digits and ._-", param="name")
-    await _do(desk, admin, lambda at: at.add(name, fields))
-    return _entry(desk, backend_of(name, desk, admin))
+    return await _do(desk, admin, response, name, lambda at: at.add(name, fields))
 
 
 @router.get("/{name}")
@@ -68,50 +71,43 @@ async def one(desk: TheDesk, backend: TheBackend) -> dict[str, Any]:
 
 
 @router.patch("/{name}")
-async def change(request: Request, desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
+async def change(name: str, request: Request, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """Other settings; those that are not named stay."""
     fields = await fields_of(request)
     if "name" in fields:
         raise InvalidRequest("another name is another backend", param="name")
-    await _do(desk, admin, lambda at: at.change(backend.name, fields))
-    return _entry(desk, backend_of(backend.name, desk, admin))
+    return await _do(desk, admin, response, name, lambda at: at.change(name, fields))
 
 
 @router.delete("/{name}")
-async def remove(desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
+async def remove(name: str, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """No such backend any more, whatever the file says; what runs there is finished."""
-    await _do(desk, admin, lambda at: at.remove(backend.name))
-    return {"id": backend.name, "object": "backend", "deleted": True}
+    return await _do(desk, admin, response, name, lambda at: at.remove(name))
 
 
 @router.put("/{name}/declaration")
-async def declare(request: Request, desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
+async def declare(name: str, request: Request, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """What it runs, from here on."""
     fields = await fields_of(request)
-    await _do(desk, admin, lambda at: at.declare(backend.name, fields))
-    return _entry(desk, backend_of(backend.name, desk, admin))
+    return await _do(desk, admin, response, name, lambda at: at.declare(name, fields))
 
 
 @router.post("/{name}/drain")
-async def drain(desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
+async def drain(name: str, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """No new requests."""
-    await _do(desk, admin, lambda at: at.drain(backend.name))
-    return _entry(desk, backend_of(backend.name, desk, admin))
+    return await _do(desk, admin, response, name, lambda at: at.drain(name))
 
 
 @router.post("/{name}/undrain")
-async def undrain(desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
+async def undrain(name: str, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """Requests again."""
-    await _do(desk, admin, lambda at: at.drain(backend.name, drained=False))
-    return _entry(desk, backend_of(backend.name, desk, admin))
+    return await _do(desk, admin, response, name, lambda at: at.drain(name, drained=False))
 
 
 @router.post("/{name}/reset")
-async def reset(name: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+async def reset(name: str, desk: TheDesk, admin: TheAdmin, response: Response) -> dict[str, Any]:
     """What the file says, and nothing else; a backend that it does not name is gone."""
-    await _do(desk, admin, lambda at: at.reset(name))
-    known = desk.services.backends.named(name)
-    return {"id": name, "object": "backend", "deleted": True} if known is None else _entry(desk, known)
+    return await _do(desk, admin, response, name, lambda at: at.reset(name))
 
 
 @router.get("/{name}/standing")
@@ -147,54 +143,69 @@ async def decide_in_path(
 
 
 async def _decided(desk: Desk, admin: Admin, backend: Backend, action: str, why: str) -> dict[str, Any]:
-    """Override a backend's standing, with its entry in the audit log. Raises what `Records.override` does."""
-    services, before = desk.services, backend.standing.state
-    result = "done"
-    after: dict[str, Any] | None = None
+    """Override a backend's standing; the audit log has it, what was refused as well. Raises what `Records.override`
+    does."""
+    services, before = desk.services, {"state": backend.standing.state}
     try:
-        record = await services.records.override(backend, action, by=admin.name, why=why)
-        after = {"state": record.state}
+        record = await services.records.override(backend, action, by=admin.name, why=why, actor=admin.actor)
     except Exception as error:
         result = str(error) or type(error).__name__
-        raise
-    finally:
-        said = trail.entry(
-            admin.actor,
-            f"standing.{action}",
-            backend.name,
-            before={"state": before},
-            after=after,
-            result=result,
-            why=why,
-        )
-        with contextlib.suppress(StoreUnavailable):
+        said = trail.entry(admin.actor, f"standing.{action}", backend.name, before=before, result=result, why=why)
+        try:
             await desk.hands.do(trail.append, desk.hands.redis, services.settings.admin.audit_entries, said)
+        except StoreUnavailable:
+            logger.warning("the audit log cannot be written", extra={"audit": said})
+        raise
     with contextlib.suppress(StoreUnavailable):
         await services.standings.refresh()
     return services.records.show(record)
 
 
-async def _do(desk: Desk, admin: Admin, work: Callable[[overlays.Desk], object]) -> None:
-    """Change a backend at Redis; this proxy then knows, and others within two seconds."""
-    following = desk.following
+async def _do(
+    desk: Desk, admin: Admin, response: Response, name: str, work: Callable[[overlays.Desk], object]
+) -> dict[str, Any]:
+    """Change a backend at Redis; this proxy then knows, and others within two seconds.
+
+    Returns the backend as it was written. 202 where that does not hold here yet (`holds`), or may be lost in a crash
+    (`durable`).
+    """
+    following, durable = desk.following, True
     at = overlays.Desk(desk.hands.redis, following.declared, admin.actor, _check)
-    await desk.hands.do(work, at)
-    await following.look()
+    try:
+        await desk.hands.do(work, at)
+    except NotDurable:
+        durable = False
+    heard = await following.look()
+    known, written = desk.services.backends.named(name), at.written
+    holds = heard and name not in following.merged.left_out and (known is None) == (written is None)
+    if not (holds and durable):
+        response.status_code = 202
+    said = {"holds": holds} | ({} if durable else {"durable": False, "note": trail.MAYBE_LOST})
+    if written is None:
+        return {"id": name, "object": "backend", "deleted": True, **said}
+    if holds and known is not None:
+        return _entry(desk, known) | said
+    return _described(written) | said
 
 
 def _check(backend: BackendSettings) -> None:
     check_backend(backend, "backend")
 
 
-def _entry(desk: Desk, backend: Backend) -> dict[str, Any]:
+def _described(backend: BackendSettings) -> dict[str, Any]:
     return {
         "id": backend.name,
         "object": "backend",
-        "model": backend.settings.model,
-        "declaration": declaration_of(backend.settings),
-        "settings": overlays.described(backend.settings),
+        "model": backend.model,
+        "declaration": declaration_of(backend),
+        "settings": overlays.described(backend),
+        "drained": backend.drained,
+    }
+
+
+def _entry(desk: Desk, backend: Backend) -> dict[str, Any]:
+    return _described(backend.settings) | {
         "from": desk.following.merged.sources.get(backend.name, "settings"),
-        "drained": backend.settings.drained,
         "state": backend.standing.state,
         "since": backend.standing.since,
         "audit_rate": backend.standing.audit_rate,

@@ -18,6 +18,7 @@ from verifier_pool import connection, durable
 
 _TIMEOUT = 5.0
 _THREADS = 2
+_POLL = 0.1
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +50,15 @@ class Hands:
             raise
         except CountersignError as error:
             raise InvalidRequest(str(error)) from error
+
+    async def poll(self, look: Callable[[], T], decided: Callable[[T], bool], seconds: float) -> T:
+        """What `look` returns as soon as it is decided, or after so many seconds. Between two looks no thread waits, so
+        nobody who waits is in the way of others. Raises what `do` does."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not decided(found := await self.do(look)) and loop.time() < deadline:  # noqa: ASYNC110 - Redis has no event
+            await asyncio.sleep(_POLL)
+        return found
 
     def close(self) -> None:
         """Let go of both."""

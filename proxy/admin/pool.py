@@ -50,7 +50,7 @@ async def _act(request: Request, desk: Desk, admin: Admin, response: Response, a
         raise InvalidRequest("name `ids`, or say `all`", param="ids")
     redis = desk.hands.redis
     id = await desk.hands.do(orders.give, redis, action, None if which.all else which.ids, admin.actor)
-    done = await desk.hands.do(orders.wait, redis, id)
+    done = await desk.hands.poll(lambda: orders.done(redis, id), lambda found: found is not None, orders.PATIENCE)
     if done is None:
         response.status_code = 202
         return {"object": "order", "id": id, "status": "waiting", "data": []}
@@ -93,7 +93,12 @@ async def attempt(
     desk: TheDesk, admin: TheAdmin, wait: Annotated[float, Query(ge=0, le=_MOST_WAIT, allow_inf_nan=False)] = 10.0
 ) -> dict[str, Any]:
     """Send an event that says nothing, as any other is sent, and see what becomes of it within `wait` seconds."""
-    return await desk.hands.do(_attempt, desk, admin, wait)
+    redis = desk.hands.redis
+    sent = await desk.hands.do(receivers.send, redis, desk.services.settings, admin.actor)
+    status = await desk.hands.poll(
+        lambda: receivers.status(redis, sent["id"]), lambda found: found not in receivers.UNDECIDED, wait
+    )
+    return {**sent, "status": status}
 
 
 @router.post("/webhooks/resume")
@@ -116,7 +121,3 @@ def _queues(desk: Desk) -> dict[str, Any]:
 
 def _webhooks(desk: Desk) -> list[dict[str, Any]]:
     return receivers.described(desk.hands.redis, desk.services.settings)
-
-
-def _attempt(desk: Desk, admin: Admin, wait: float) -> dict[str, Any]:
-    return receivers.attempt(desk.hands.redis, desk.services.settings, admin.actor, wait)

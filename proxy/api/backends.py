@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
-from policies.errors import ApiError, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from policies.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from policies.record import Record
 from policies.standing import LONGEST_WHY, visible
 from policies.unit import declaration_of
@@ -83,22 +83,19 @@ async def override(request: Request, services: TheServices, admin: Admin, backen
 
 
 async def _decided(services: Services, admin: Client, backend: Backend, asked: _Override) -> Record:
-    """Do it, with its entry in the audit log."""
-    result, after, why = "done", None, asked.why.strip()
+    """Do it; the audit log has it, what was refused as well."""
+    why, before = asked.why.strip(), {"state": backend.standing.state}
     try:
-        record = await services.records.override(backend, asked.action, by=admin.name, why=why)
-        after = {"state": record.state}
-    except ApiError as error:
-        result = error.message
-        raise
-    finally:
-        before = {"state": backend.standing.state}
+        return await services.records.override(backend, asked.action, by=admin.name, why=why, actor=admin.actor)
+    except Exception as error:
         named = (admin.actor, f"standing.{asked.action}", backend.name)
-        said = trail.entry(*named, before=before, after=after, result=result, why=why)
+        said = trail.entry(*named, before=before, result=str(error) or type(error).__name__, why=why)
         arguments: list[str | int] = [services.settings.admin.audit_entries, said]
-        with contextlib.suppress(StoreUnavailable):
+        try:
             await services.store.call(services.store.script(_NOTE), [trail.TRAIL], arguments)
-    return record
+        except StoreUnavailable:
+            logger.warning("the audit log cannot be written", extra={"audit": said})
+        raise
 
 
 async def _read(request: Request) -> _Override:

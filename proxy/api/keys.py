@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from policies.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
@@ -19,6 +19,7 @@ from proxy.api.routes import TheServices
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
 from verifier_pool import keys, trail
+from verifier_pool.durable import NotDurable
 from verifier_pool.keys import Use, counted_keys, described, id_of
 from verifier_pool.limit_scripts import SHOW
 
@@ -60,7 +61,7 @@ async def listed(services: TheServices, admin: Admin) -> dict[str, Any]:
 
 
 @router.post("", status_code=201)
-async def create(request: Request, services: TheServices, admin: Admin) -> dict[str, Any]:
+async def create(request: Request, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
     """Make a key. Its text is in this answer and in no other."""
     wanted = await _read(request, _wanted, _FIELDS)
     if wanted.expires is not None and not time.time() < wanted.expires < 1e11:
@@ -78,10 +79,11 @@ async def create(request: Request, services: TheServices, admin: Admin) -> dict[
     except ValidationError as error:
         raise InvalidRequest(_first(error), param="name") from error
     taken = key.name in [each.name for each in services.settings.keys]
-    if taken or not await _change(services, admin, "key.create", None, b"", key):
+    done = None if taken else await _change(services, admin, response, "key.create", None, b"", key)
+    if done is None:
         raise Conflict("there is a key of that name", param="name")
     logger.warning("a key was made", extra={"key": key.name, "admin": key.admin, "by": admin.name})
-    return {**_shown(key), "key": text}
+    return {**_shown(key), "key": text, **done}
 
 
 @router.get("/{name}")
@@ -94,7 +96,7 @@ async def one(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
 
 
 @router.patch("/{name}")
-async def limit(request: Request, name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
+async def limit(request: Request, name: str, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
     """Give a key other limits, all of them; null is those of the settings, {} is none."""
     limits = _limits((await _read(request, _limited, _LIMITS_ALONE)).limits)
     key = await _known(services, name)
@@ -102,25 +104,27 @@ async def limit(request: Request, name: str, services: TheServices, admin: Admin
         raise Conflict("this key is in the settings, and can only be changed there")
     before = await services.store.key(name)
     changed = key.model_copy(update={"limits": limits})
-    if before is None or not await _change(services, admin, "key.limit", key, before, changed):
+    done = None if before is None else await _change(services, admin, response, "key.limit", key, before, changed)
+    if done is None:
         raise Conflict("the key was changed just now; nothing was done, try again")
-    return _shown(changed)
+    return _shown(changed) | done
 
 
 @router.delete("/{name}")
-async def revoke(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
+async def revoke(name: str, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
     """Let nobody in by this key any more; every proxy knows within two seconds, this one at once."""
     key = await _known(services, name)
     if not isinstance(key, StoredKey):
         raise Conflict("this key is in the settings, and can only be taken out there")
-    if key.revoked is None:
-        before = await services.store.key(name)
-        revoked = key.model_copy(update={"revoked": time.time()})
-        if before is None or not await _change(services, admin, "key.revoke", key, before, revoked):
-            raise Conflict("the key was changed just now; nothing was done, try again")
-        key = revoked
-        logger.warning("a key was revoked", extra={"key": key.name, "by": admin.name})
-    return _shown(key)
+    if key.revoked is not None:
+        return _shown(key)
+    before = await services.store.key(name)
+    revoked = key.model_copy(update={"revoked": time.time()})
+    done = None if before is None else await _change(services, admin, response, "key.revoke", key, before, revoked)
+    if done is None:
+        raise Conflict("the key was changed just now; nothing was done, try again")
+    logger.warning("a key was revoked", extra={"key": key.name, "by": admin.name})
+    return _shown(revoked) | done
 
 
 async def _known(services: Services, name: str) -> ClientKey:
@@ -135,18 +139,33 @@ async def _known(services: Services, name: str) -> ClientKey:
 
 
 async def _change(
-    services: Services, admin: Client, action: str, before: StoredKey | None, stored: bytes, after: StoredKey
-) -> bool:
-    """See `trail.CHANGE`; this proxy then knows."""
+    services: Services,
+    admin: Client,
+    response: Response,
+    action: str,
+    before: StoredKey | None,
+    stored: bytes,
+    after: StoredKey,
+) -> dict[str, Any] | None:
+    """See `trail.CHANGE`; this proxy then knows. Returns what more there is to say, None where nothing was done.
+
+    202 where it was done and may be lost in a crash: whoever asked must hear of it, and of a key's text.
+    """
     said = trail.entry(admin.actor, action, after.name, before=keys.told(before), after=keys.told(after))
     most = services.settings.admin.audit_entries
     names, arguments = keys.change_arguments(after.name, stored.decode(), after, said, most)
-    done = bool(await services.store.change(trail.CHANGE, names, arguments))
+    more: dict[str, Any] = {}
+    try:
+        if not await services.store.change(trail.CHANGE, names, arguments):
+            return None
+    except NotDurable:
+        more = {"durable": False, "note": trail.MAYBE_LOST}
+        response.status_code = 202
     try:
         await services.registry.look()
     except StoreUnavailable:
         logger.warning("redis went away after a key was changed; this proxy learns of it later")
-    return done
+    return more
 
 
 def _limits(given: dict[str, Any] | None) -> LimitSettings | None:

@@ -18,6 +18,7 @@ from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
 from proxy.backends.backend import Backend
 from proxy.store import Store
+from verifier_pool import trail
 from verifier_pool.scripts import store_standing
 
 _TRIES = 20
@@ -57,7 +58,7 @@ class Records:
         """A record as JSON has words for it."""
         return standing.summary(record, self._settings.standing_of(record.backend), self._settings.audit)
 
-    async def override(self, backend: Backend, action: str, *, by: str, why: str) -> Record:
+    async def override(self, backend: Backend, action: str, *, by: str, why: str, actor: str) -> Record:
         """Do what the operator decided about a backend; returns its record.
 
         A pardon waits until the units before it are counted: they belong to the life that it ends.
@@ -65,6 +66,7 @@ class Records:
         Args:
             action: one of `policies.standing.ACTIONS`.
             by, why: whose decision it is and the reason, for the audit trail.
+            actor: the same as the audit log has it, which learns of it in the same step (`trail.entry`).
 
         Raises:
             Conflict: the action makes no sense as things are.
@@ -81,13 +83,15 @@ class Records:
                     )
                 await asyncio.sleep(_POLL)
                 found = await self._find(backend)
-            record = await self._write(backend, found, action, by, why)
+            record = await self._write(backend, found, action, by, why, actor)
             if record is not None:
                 return record
             await asyncio.sleep(random.random() * 0.002 * (attempt + 1))
         raise StoreFailed("others keep changing the standing of this backend; try again", code="contended")
 
-    async def _write(self, backend: Backend, found: _Found, action: str, by: str, why: str) -> Record | None:
+    async def _write(
+        self, backend: Backend, found: _Found, action: str, by: str, why: str, actor: str
+    ) -> Record | None:
         """The record after the action, or None when somebody else wrote since it was found."""
         now, declaration = time.time(), declaration_of(backend.settings)
         rules = self._settings.standing_of(backend.name)
@@ -97,8 +101,11 @@ class Records:
             )
         except ValueError as error:
             raise Conflict(str(error), param="action") from error
+        before = found.records.get(after.name)
+        state = None if before is None else before.state
+        said = trail.decision(actor, action, backend.name, state, after.state, why)
         keys, arguments, _ = store_standing(
-            backend.name, found.version, found.records, {after.name: after}, self._settings, now
+            backend.name, found.version, found.records, {after.name: after}, self._settings, now, entry=said
         )
         return after if await self._store.store_standing(keys, arguments) else None
 

@@ -69,6 +69,12 @@ def test_what_is_added_removed_or_has_nothing_below() -> None:
         ({"nonsense": 1}, "nonsense"),
         ({"api_key": "two words"}, "api_key"),
         ({"api_key": "line\nbreak"}, "api_key"),
+        ({"url": "http://h?token=x"}, "url"),
+        ({"url": "http://h#x"}, "url"),
+        ({"runtime": "x\ny"}, "runtime"),
+        ({"engine": "\u202e"}, "engine"),
+        ({"precision": "\0"}, "precision"),
+        ({"served_model": "\ud800"}, "served_model"),
     ],
 )
 def test_what_cannot_be_is_named_and_leaves_the_file_alone(fields: dict[str, Any], key: str) -> None:
@@ -95,6 +101,30 @@ def test_whatever_is_laid_over_it_holds_together(overlays: dict[str, Overlay], n
         else:
             assert now is not None
             assert now == patched(before, name, overlay.fields)
+
+
+@pytest.mark.parametrize("name", [".", "..", "none", "other"])
+def test_names_that_mean_something_else_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^name: "):
+        patched(None, name, {"url": "http://x", "model": "m"})
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://h/v1", True),
+        ("http://user:pass@H:80/other", True),
+        ("https://h", False),
+        ("http://h:81", False),
+        ("http://h.evil.example", False),
+        ("http://h@evil.example", False),
+    ],
+)
+def test_a_key_goes_to_no_other_address(url: str, kept: bool) -> None:
+    below = patched(None, "a", {"url": "http://h", "model": "m", "api_key": "sk-a"})
+    assert (patched(below, "a", {"url": url}).api_key is not None) is kept
+    assert patched(below, "a", {"url": url, "api_key": "sk-b"}).api_key is not None
+    assert patched(below, "a", {"drained": True}).api_key == below.api_key
 
 
 def test_secrets_are_named_and_not_shown() -> None:

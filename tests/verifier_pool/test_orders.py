@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from verifier_pool import orders
@@ -27,13 +28,30 @@ def test_each_is_done_once_and_answered(redis: Redis) -> None:
     for each in threads:
         each.join()
     assert sorted(done) == sorted(ids)
-    assert orders.wait(redis, ids[0], 0.0) == [{"job": "x", "done": True}]
+    assert orders.done(redis, ids[0]) == [{"job": "x", "done": True}]
+    assert redis.llen(ORDERS) == 0
     assert 0 < redis.ttl(f"{ORDERS.removesuffix('orders')}ordered:{ids[0]}") <= 300
+
+
+def test_one_whose_worker_dies_is_done_by_another(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(_: Order) -> list[dict[str, Any]]:
+        raise KeyboardInterrupt
+
+    id = orders.give(redis, "requeue", None, "key:boss")
+    with pytest.raises(KeyboardInterrupt):
+        orders.carry_out(redis, die)
+    assert orders.carry_out(redis, lambda order: []) == 0
+    (taken,) = redis.keys("*:taken")
+    assert 0 < redis.ttl(taken) <= 60
+    redis.delete(taken)
+    assert orders.carry_out(redis, lambda order: [{"job": order.id}]) == 1
+    assert orders.done(redis, id) == [{"job": id}]
+    assert orders.carry_out(redis, lambda order: []) == 0
 
 
 def test_nobody_waits_for_ever_and_nothing_heaps_up(redis: Redis) -> None:
     id = orders.give(redis, "drop", None, "key:boss")
-    assert orders.wait(redis, id, 0.05) is None
+    assert orders.done(redis, id) is None
     for _ in range(200):
         orders.give(redis, "drop", None, "key:boss")
     assert redis.llen(ORDERS) == 100

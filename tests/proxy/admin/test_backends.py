@@ -55,6 +55,10 @@ def test_one_that_is_added_serves_at_once(house: House, second: FakeBackend) -> 
         ({"name": "x", "url": "http://x", "model": "m", "max_concurrency": -1}, "max_concurrency"),
         ({"name": "x", "url": "http://x", "model": "m", "colour": "red"}, "colour"),
         ({"name": "x", "url": "http://x", "model": "m", "api_key": "a b"}, "api_key"),
+        ({"name": "..", "url": "http://x", "model": "m"}, "name"),
+        ({"name": "none", "url": "http://x", "model": "m"}, "name"),
+        ({"name": "x", "url": "http://x?token=secret", "model": "m"}, "url"),
+        ({"name": "x", "url": "http://x", "model": "m", "runtime": "x\n\0"}, "runtime"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(house: House, body: dict[str, Any], key: str) -> None:
@@ -115,7 +119,12 @@ def test_who_waits_for_one_that_is_taken_away_is_told(house: House, backend: Fak
     for each in threads:
         each.start()
     eventually(lambda: len(group.waiting) == 1)
-    assert house.admin.delete("/admin/backends/b1").json() == {"id": "b1", "object": "backend", "deleted": True}
+    assert house.admin.delete("/admin/backends/b1").json() == {
+        "id": "b1",
+        "object": "backend",
+        "deleted": True,
+        "holds": True,
+    }
     eventually(lambda: [each.status_code for each in answers] == [503])
     go.set()
     for each in threads:
@@ -139,6 +148,53 @@ def test_changes_reach_every_proxy_and_survive_both(
     later.admin.post("/admin/backends/b1/reset")
     eventually(lambda: all(each.names() == ["b1", "new"] and not each.backend()["drained"] for each in (one, other)))
     assert other.backend()["from"] == "settings"
+
+
+def test_what_was_written_and_does_not_hold_here_yet_is_said(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deaf(_: Any) -> bool:
+        return False
+
+    new = {"name": "new", "url": "http://127.0.0.1:9", "model": "m"}
+    with monkeypatch.context() as patched:
+        patched.setattr("proxy.following.Following._hear", deaf)
+        added = house.admin.post("/admin/backends", json=new)
+        changed = house.admin.patch("/admin/backends/new", json={"max_concurrency": 3})
+        drained = house.admin.post("/admin/backends/b1/drain")
+        deleted = house.admin.delete("/admin/backends/b1")
+        assert house.names() == ["b1"]
+    for each in (added, changed, drained, deleted):
+        assert (each.status_code, each.json()["holds"]) == (202, False)
+    assert (added.json()["id"], changed.json()["settings"]["max_concurrency"]) == ("new", 3)
+    assert (drained.json()["drained"], deleted.json()["deleted"]) == (True, True)
+    eventually(lambda: house.names() == ["new"])
+
+
+def test_what_was_done_and_may_be_lost_is_said(open_house: Callable[..., House]) -> None:
+    house = open_house(durability={"aof": True})
+    drained = house.admin.post("/admin/backends/b1/drain")
+    assert (drained.status_code, drained.json()["drained"], drained.json()["durable"]) == (202, True, False)
+    assert "it was done" in drained.json()["note"]
+    assert house.backend()["drained"]
+
+
+def test_a_key_is_sent_to_no_address_that_it_was_not_given_for(house: House, second: FakeBackend) -> None:
+    second.script = [wire.whole(wire.BODY)]
+    (entry,) = house.tree["backends"]
+    house.change(backends=[entry | {"api_key": "sk-of-the-file"}])
+    eventually(lambda: house.backend()["settings"]["api_key"] == HIDDEN)
+    refused = house.admin.patch("/admin/backends/b1", json={"url": second.url})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "api_key")
+    assert house.admin.patch("/admin/backends/b1", json={"url": f"{entry['url']}/v1"}).status_code == 200
+    assert house.backend()["settings"]["api_key"] == HIDDEN
+    moved = house.admin.patch("/admin/backends/b1", json={"url": second.url, "api_key": "sk-of-the-other"})
+    assert moved.status_code == 200
+    assert house.chat().status_code == 200
+    assert second.last.headers[b"authorization"] == b"Bearer sk-of-the-other"
+    # Another admin may not send that one elsewhere either.
+    assert house.admin.patch("/admin/backends/b1", json={"url": "http://127.0.0.1:9"}).status_code == 400
+    assert (
+        house.admin.patch("/admin/backends/b1", json={"url": "http://127.0.0.1:9", "api_key": None}).status_code == 200
+    )
 
 
 def test_redis_lies_over_the_file_field_by_field(house: House) -> None:

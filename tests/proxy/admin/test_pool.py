@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import httpx
 import msgspec
 import orjson
 import pytest
 from rq.serializers import JSONSerializer
 
-from tests.proxy.admin.conftest import KEYS, House, eventually
+from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually
 from verifier_pool import orders, running, trail
 from verifier_pool.fair import FairQueue
 from verifier_pool.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
@@ -57,12 +58,32 @@ def test_what_workers_are_asked_is_done_by_one_and_answered(house: House) -> Non
 
 
 def test_where_no_worker_runs_it_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier_pool.orders.wait", lambda redis, id: None)
+    monkeypatch.setattr("verifier_pool.orders.PATIENCE", 0.0)
     answer = house.admin.post("/admin/queues/drop", json={"all": True})
     assert (answer.status_code, answer.json()["status"]) == (202, "waiting")
     assert 0 < house.redis.ttl(orders.ORDERS) <= 300
     for body in ({}, {"ids": ["x"], "all": True}, {"ids": "x"}, {"other": 1}):
         assert house.admin.post("/admin/queues/drop", json=body).status_code == 400
+
+
+def test_who_waits_for_workers_is_in_nobodys_way(house: House) -> None:
+    """More wait than there are threads, until a drain that came after them all is done."""
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        url = f"{house.proxy.admin_url}/admin/queues/requeue"
+        answers.append(httpx.post(url, json={"all": True}, headers=BOSS, timeout=60))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for each in threads:
+        each.start()
+    eventually(lambda: house.redis.llen(orders.ORDERS) == 6)
+    assert house.admin.post("/admin/backends/b1/drain").json()["drained"]
+    assert answers == []
+    assert orders.carry_out(house.redis, lambda order: []) == 6
+    for each in threads:
+        each.join()
+    assert [each.json()["status"] for each in answers] == ["done"] * 6
 
 
 def test_profiles_are_what_workers_say(house: House) -> None:

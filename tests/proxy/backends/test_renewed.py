@@ -20,7 +20,9 @@ class Changing:
     """Backends of one model whose settings a test changes."""
 
     def __init__(self, *names: str) -> None:
-        self.entries = {name: {"name": name, "url": f"http://{name}", "model": "m"} for name in names}
+        self.entries: dict[str, dict[str, Any]] = {
+            name: {"name": name, "url": f"http://{name}", "model": "m"} for name in names
+        }
         self.clock = Clock()
         self.backends = Backends(self._settings(), random.Random(7), self.clock)
 
