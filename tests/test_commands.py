@@ -30,7 +30,12 @@ def test_a_mistaken_name_leads_to_what_is_meant(
 ) -> None:
     seen: list[list[str]] = []
     stand_in = ModuleType(module)
-    vars(stand_in)["main"] = lambda words: seen.append(words) or 0
+
+    def main(words: list[str]) -> int:
+        seen.append(words)
+        return 0
+
+    vars(stand_in)["main"] = main
     monkeypatch.setitem(sys.modules, f"verifier_pool.{module}", stand_in)
     assert countersign.main(asked) == 0
     assert seen == [given]
@@ -39,7 +44,7 @@ def test_a_mistaken_name_leads_to_what_is_meant(
 def test_a_model_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert countersign.main(["profile", "show", "no-such-model"]) == 1
     said = capsys.readouterr().err
-    assert "no-such-model: there is no such file" in said
+    assert "no-such-model: No such file" in said
     assert "`countersign profiles show MODEL`" in said
 
 

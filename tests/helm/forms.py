@@ -1,7 +1,6 @@
 """Pieces of the chart's schema whose form is Kubernetes': labels, and rules of a NetworkPolicy.
 
-The API server drops a key that it does not know, and a rule without any of its keys lets everything through: so they are
-closed here.
+The API server drops a key that it does not know, and a rule without any lets everything through: so they are closed.
 """
 
 from __future__ import annotations

@@ -226,7 +226,8 @@ def test_notes_tell_of_policies_that_shut_something_out(chart: helm.Chart) -> No
     def notes(policy: Values, **more: object) -> str:
         return Release(chart, {"settings": OTHER, "networkPolicy": {"enabled": True, **policy}, **more}).notes
 
-    rule, peer = {"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}]}, {"namespaceSelector": {}}
+    rule: Values = {"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}]}
+    peer: Values = {"namespaceSelector": {}}
     for more in ({}, {"allInOne": True}):
         assert "the reference of Qwen/Qwen3-8B is a vLLM server" in notes({}, **more)
         assert "is a vLLM server" not in notes({"reference": {"egress": [rule]}}, **more)
