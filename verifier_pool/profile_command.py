@@ -73,7 +73,7 @@ def _show(arguments: argparse.Namespace) -> str:
         opened = _open(arguments.file)
     except FileNotFoundError as error:
         running = "what running workers judge a model by, `countersign profiles show MODEL` says"
-        raise ProfileError(f"{arguments.file}: there is no such file; {running}") from error
+        raise ProfileError(f"{arguments.file}: {error.strerror}; {running}") from error
     profile = opened.profile
     rows = {**msgspec.structs.asdict(profile.key), "signed by": opened.signer or "nobody"}
     if profile.created:
