@@ -15,6 +15,8 @@ from proxy.relay.whole import deliver
 from proxy.tap.types import Tap
 
 _FINISH_SECONDS = 0.5
+_HALF_ENDED = (b"\n\r", b"\r\r")
+"""An empty line ends so where the LF of its CRLF has not been read."""
 
 
 async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: bool) -> None:
@@ -33,7 +35,7 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
         await down.write(data)
 
     error = await answer.pump(response, tap, sink, None)
-    if tap.done.endswith(b"\n\r") and error is None:
+    if tap.done.endswith(_HALF_ENDED) and error is None:
         await _last_byte(answer, response, tap)
     rest = record.secret.mask(await answer.close(tap, error), error=tap.erred)
     if not down.status and _unsent(tap):
@@ -62,7 +64,7 @@ async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content
 
 
 async def _last_byte(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
-    """The terminal frame's lines end in CRLF, and the last LF has not been read."""
+    """The terminal frame's last line may end in CRLF, of which the LF has not been read."""
     with contextlib.suppress(TimeoutError, UpstreamFailed):
         async with asyncio.timeout(_FINISH_SECONDS):
             for piece in answer.decoder.decode(await response.read()):

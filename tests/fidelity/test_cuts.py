@@ -82,3 +82,17 @@ def test_odd_streams_cut_anywhere(gateway: Gateway, upstream: FakeBackend, data:
     upstream.script = _cut(data, *sorted({int(cut * len(data)) for cut in cuts}))
     body = gateway.ask(**ASKED).body
     assert_same(body, data, comments=True)
+
+
+@pytest.mark.cases(13, 16)
+@pytest.mark.parametrize(
+    "end", [a + b for a in (b"\n", b"\r\n", b"\r") for b in (b"\n", b"\r\n", b"\r") if (a, b) != (b"\r", b"\n")]
+)
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_the_last_line_cut_inside_its_end(gateway: Gateway, upstream: FakeBackend, end: bytes, cut: int) -> None:
+    """Every pair of line ends; the two writes lie far enough apart to be two reads on any machine."""
+    data = b"".join(EVERYTHING)
+    data = data[: data.index(b"[DONE]") + len(b"[DONE]")] + end
+    whole = [wire.chunk(data[:-cut]), 0.05, wire.chunk(data[-cut:])]
+    upstream.script = [wire.SSE_HEAD, *whole, wire.LAST_CHUNK]
+    assert_same(gateway.ask(**ASKED).body, data, comments=True)
