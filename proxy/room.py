@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from redis import Redis
 
 from policies import audit
-from policies.errors import UpstreamFailed
+from policies.errors import ApiError
 from policies.settings import Settings
 from proxy.metrics import Metrics
 from verifier_pool.queue import waiting_bytes_key, waiting_key
@@ -60,73 +62,150 @@ class Room:
                 del self._items[backend], self._bytes[backend]
 
 
+class Overloaded(ApiError):
+    """The memory of this process for unfinished answers is full, which is nobody's fault but ours."""
+
+    status = 503
+    code = "overloaded"
+    retry_after = 1.0
+
+
 @dataclass(slots=True)
 class _Holder:
-    """Whoever has shares, and what they hold together."""
+    """A key, or a backend: its shares, and what they hold together."""
 
-    shares: int = 0
+    shares: set[Share] = field(default_factory=set)
     held: int = 0
 
 
 class Share:
-    """What one answer, or one request, holds of it."""
+    """What one answer, or one request, holds of it, as long as its context lasts."""
 
-    def __init__(self, holding: Holding, name: str | None) -> None:
+    def __init__(self, holding: Holding, holders: dict[str, _Holder], name: str) -> None:
+        self.held = 0
         self._holding = holding
+        self._holders = holders
         self._name = name
         self._holder = _Holder()
-        self._held = 0
+        self._open = False
 
-    def __enter__(self) -> Share:
-        if self._name is not None:
-            self._holder = self._holding.holders.setdefault(self._name, self._holder)
-        self._holder.shares += 1
-        self._holding.shares += self._holder.shares == 1
+    def __enter__(self) -> Self:
+        self._holder = self._holders.setdefault(self._name, self._holder)
+        self._holder.shares.add(self)
+        self._holding.shares += 1
+        self._open = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.fits(0)
-        self._holder.shares -= 1
+        if self._open:
+            self._leave()
+
+    def _take(self, size: int) -> bool:
+        """It holds `size` bytes now; whether that is more than before."""
+        more = size - self.held
+        self._holding.held += more
+        self._holder.held += more
+        self.held = size
+        return more > 0
+
+    def _leave(self) -> None:
+        self._take(0)
+        self._open = False
+        self._holding.shares -= 1
+        self._holder.shares.remove(self)
         if not self._holder.shares:
-            self._holding.shares -= 1
-            if self._name is not None:
-                del self._holding.holders[self._name]
+            del self._holders[self._name]
 
-    async def __aenter__(self) -> Share:
-        return self.__enter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
+class Body(Share):
+    """A request's."""
 
     def fits(self, size: int) -> bool:
-        """It holds `size` bytes now. False when it took more, and its holder has more than is left for all others."""
-        holding, more = self._holding, size - self._held
-        holding.held += more
-        self._holder.held += more
-        self._held = size
-        return more <= 0 or self._holder.held <= holding.most - holding.held
+        """It holds `size` bytes now. False when it took more, and its key has more than is left for those of others."""
+        if not self._take(size):
+            return True
+        left = self._holding.most // 2 - sum(holder.held for holder in self._holders.values())
+        if self._holder.held > left:
+            return False
+        self._holding.make_room()
+        return True
+
+
+class Part(Share):
+    """An answer's, in the task that reads it. Where it has to give way that task is interrupted, and the context raises
+    Overloaded."""
+
+    def __init__(self, holding: Holding, holders: dict[str, _Holder], name: str) -> None:
+        super().__init__(holding, holders, name)
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self.given_up = self._interrupted = False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        self.__exit__()
+        # A client that left meanwhile has cancelled the task, too.
+        if self._interrupted:
+            assert self._task is not None
+            if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+                raise _overloaded() from error
 
     def weigh(self, size: int) -> None:
-        """As `fits`. Raises UpstreamFailed where it does not."""
-        if not self.fits(size):
-            raise UpstreamFailed("the proxy holds too much of unfinished answers", code="overloaded")
+        """It holds `size` bytes now. Raises Overloaded where it is the one that has to give way."""
+        if not self.given_up and self._take(size):
+            self._holding.make_room()
+        if self.given_up:
+            raise _overloaded()
+
+    def give_up(self) -> None:
+        """It holds nothing any more."""
+        self._leave()
+        self.given_up = True
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._interrupted = True
+            self._task.cancel()
 
 
 class Holding:
-    """Bytes of unfinished answers and of requests in the memory of one process, on its event loop.
+    """Bytes of unfinished answers and of requests' bodies in the memory of one process, on its event loop.
 
-    Never more than `most` together: whoever takes more has to leave as much as that is then his. So one alone may have
-    half, and however many have what they could get, the next one gets something, too.
+    Never more than `most` together. Of answers, the largest of the backend that holds the most gives way: so no backend
+    that holds less than an even share ever does, whatever the others send. Bodies have half of it, of which each key
+    may hold as much as it leaves to others; they give way to nobody, for their requests are being served.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = self.shares = 0
-        self.holders: dict[str, _Holder] = {}
+        self.keys: dict[str, _Holder] = {}
+        self.backends: dict[str, _Holder] = {}
 
-    def share(self, name: str | None = None) -> Share:
-        """One answer's, as long as its context lasts; or one request's, which has one with all others of that name."""
-        return Share(self, name)
+    def body(self, key: str) -> Body:
+        """A request's share; all of one key are weighed together."""
+        return Body(self, self.keys, key)
+
+    def answer(self, backend: str) -> Part:
+        """An answer's share; all of one backend are weighed together."""
+        return Part(self, self.backends, backend)
+
+    def make_room(self) -> None:
+        """Give up answers as long as too much is held."""
+        while self.held > self.most and self.backends:
+            largest = max(self.backends.values(), key=lambda holder: holder.held)
+            if not largest.held:
+                return
+            part = max(largest.shares, key=lambda share: share.held)
+            assert isinstance(part, Part)
+            part.give_up()
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("the proxy holds too much of unfinished answers; try again")
 
 
 class Backlog:

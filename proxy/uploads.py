@@ -8,7 +8,7 @@ from policies.errors import BackendUnavailable, RateLimited
 from proxy.api.auth import Client
 from proxy.limits import answer
 from proxy.metrics import Metrics
-from proxy.room import Holding, Share
+from proxy.room import Body, Holding
 
 SMALL = 64 * 1024
 """Bytes up to which a body is not counted: the connection it comes on may hold as much before anybody reads it."""
@@ -36,7 +36,7 @@ class Upload:
     def __init__(self, uploads: Uploads, client: Client) -> None:
         self._uploads = uploads
         self._client = client
-        self._share: Share | None = None
+        self._share: Body | None = None
         self._coming = False
 
     def __enter__(self) -> Upload:
@@ -86,4 +86,4 @@ class Upload:
             raise error
         uploads.coming[client.id] += 1
         self._coming = True
-        self._share = uploads.holding.share(client.owner).__enter__()
+        self._share = uploads.holding.body(client.owner).__enter__()

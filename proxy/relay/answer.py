@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -19,10 +20,14 @@ from proxy.relay.encoding import Decoder, Identity
 from proxy.relay.record import Record
 from proxy.relay.slices import SLICE, Stint, slices
 from proxy.relay.transport import UpstreamResponse
+from proxy.room import Overloaded
 from proxy.services import Services
+from proxy.tap.base import PROXY_OVERLOADED
 from proxy.tap.types import Tap
 from verifier_pool.telemetry import names as span_names
 from verifier_pool.telemetry.tracing import step
+
+logger = logging.getLogger(__name__)
 
 _WEIGHED = 1024 * 1024
 """Bytes read after which it is looked at again how much of them is held."""
@@ -42,6 +47,7 @@ class Answer:
             with. What it said is known by then, as follows; where `Reply.relay` raises, it is not called.
         refused: the status of an error that came instead of an answer.
         broken, timed_out: the answer broke off, or an error took its place; it was because the backend fell silent.
+        given_up: it broke off by our own doing.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class Answer:
         self.generation = record.generation
         self.over: Callable[[], None] = nothing
         self.refused: int | None = None
-        self.broken = self.timed_out = False
+        self.broken = self.timed_out = self.given_up = False
         self.decoder: Decoder = Identity()
         self._retried = retried
         self._clock = clock
@@ -71,7 +77,7 @@ class Answer:
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
         weighed, stint = _WEIGHED, Stint()
         try:
-            async with clock.deadline() as deadline, self.services.holding.share() as share:
+            async with clock.deadline() as deadline, self.services.holding.answer(self.generation.backend) as part:
                 while data := await clock.reading(response.read(), deadline):
                     with stint:
                         for piece in _pieces(decoder, data, tap):
@@ -85,7 +91,7 @@ class Answer:
                                 out = tap.feed(piece)
                             if record.received >= weighed:
                                 weighed = record.received + _WEIGHED
-                                share.weigh(tap.held)
+                                part.weigh(tap.held)
                             if tap.begun:
                                 clock.began()
                             if out:
@@ -98,6 +104,13 @@ class Answer:
                                 if clock.left <= 0:
                                     raise UpstreamTimeout("the backend did not answer in time")
             decoder.flush()
+        except Overloaded as error:
+            logger.warning(
+                "an answer was given up: too much is held",
+                extra={"id": self.generation.id, "backend": self.generation.backend},
+            )
+            self.given_up = True
+            return error
         except (UpstreamFailed, UpstreamTimeout) as error:
             self.timed_out = isinstance(error, UpstreamTimeout)
             if self.timed_out:
@@ -194,6 +207,8 @@ def fault_of(error: ApiError | None) -> str | None:
     """What a tap is told of what broke its answer."""
     if error is None:
         return None
+    if isinstance(error, Overloaded):
+        return PROXY_OVERLOADED
     if isinstance(error, UpstreamTimeout):
         return "upstream_timeout"
     return TOO_LARGE if error.error_code == TOO_LARGE else "upstream_closed"

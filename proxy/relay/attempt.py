@@ -88,7 +88,8 @@ class Attempt:
             self._record.leave(PROXY_STOPPED if self._services.drain.over else CLIENT_LEFT)
             raise
         except Exception:
-            self._record.unchecked(INTERNAL_ERROR)
+            # What came of an answer is checked all the same: a backend that finds out how gains nothing.
+            self._record.leave(INTERNAL_ERROR)
             raise
         finally:
             self._services.store.served(self.generation.id)
@@ -143,6 +144,8 @@ class Attempt:
         """The backend has nothing more to say, and the client may take its time: what that says of the backend."""
         if self.reply.refused is not None:
             turn.answered(self.reply.refused)
+        elif self.reply.given_up:
+            pass  # It says nothing of the backend.
         elif self.reply.timed_out:
             self._too_slow(turn)
         elif self.reply.broken:

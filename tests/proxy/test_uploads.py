@@ -54,7 +54,7 @@ def _held(rig: Rig) -> int:
 
 
 def test_who_fills_memory_is_asked_to_come_again_and_nobody_else(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(bounds={"held_bytes": 8 * _MIB}, keys=KEYS)
+    rig = make_rig(bounds={"held_bytes": 16 * _MIB}, keys=KEYS)
     rig.backend.script = [wire.whole(wire.BODY)]
     before = memory()
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def test_who_fills_memory_is_asked_to_come_again_and_nobody_else(make_rig: Calla
         assert rig.http.post("/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer sk-a"}).is_success
     wait_until(lambda: _held(rig) == 0)
     holding, uploads = rig.proxy.services.holding, rig.proxy.services.uploads
-    assert (holding.shares, holding.holders, uploads.coming) == (0, {}, {})
+    assert (holding.shares, holding.keys, uploads.coming) == (0, {}, {})
     assert _large(rig, "sk-a").status_code == 200
 
 
