@@ -16,6 +16,8 @@ VERDICT = b"x-countersign-verdict"
 REASON = b"x-countersign-reason"
 RETRIED = b"x-countersign-retried"
 REQUEST_ID = b"x-request-id"
+NOT_AGAIN = (b"x-should-retry", b"false")
+"""OpenAI's clients then do not ask again by themselves."""
 _REQUEST_IDS = (REQUEST_ID, b"request-id")
 
 # A backend is told nothing about a client that it does not need, so going up is by permission only.

@@ -16,6 +16,8 @@ from proxy.tap import open_foreign_tap, open_tap
 from proxy.tap.passed import Passed, error_event
 from proxy.tap.types import Prepared, Tap
 
+# Clients ask again after a 502: for another generation, another verification, and as many tokens once more.
+_REJECTED = ((names.VERDICT, b"reject"), names.NOT_AGAIN)
 _EVENTS, _JSON = "text/event-stream", "application/json"
 
 
@@ -73,9 +75,9 @@ class Reply(Answer):
             return
         self.down.status = error.status
         self.down.delivered = True
-        marks = [(names.VERDICT, b"reject")] if isinstance(error, VerificationFailed) else []
+        marks = _REJECTED if isinstance(error, VerificationFailed) else ()
         echoed = names.echoed(self._headers)
-        headers = self.our_headers(marks) if self.record.opened else echoed
+        headers = self.our_headers(list(marks)) if self.record.opened else echoed
         await self._clock.writing(answer_error(self.down.send, error, headers, path=self.generation.endpoint))
 
     def _open_tap(self, response: UpstreamResponse, prepared: Prepared | Passed, content_type: str | None) -> Tap:

@@ -14,6 +14,7 @@ from policies.settings import hash_key
 from proxy.relay.inline import add_verdict
 from tests.proxy.conftest import MESSAGES, Rig
 from tests.support import wire
+from tests.support.fake_backend import FakeBackend
 from tests.support.waiting import SOON
 
 INLINE = {"x-countersign-mode": "inline"}
@@ -92,6 +93,26 @@ def test_block_policy(make_rig: Callable[..., Rig], word: str, status: int) -> N
         assert verification["verdict"] == "reject"
 
 
+@pytest.mark.parametrize("policy", ["block", "retry"])
+@pytest.mark.parametrize("backends", [1, 2])
+def test_a_rejected_answer_is_not_asked_for_again_by_the_client_itself(
+    make_rig: Callable[..., Rig], second: FakeBackend, policy: str, backends: int
+) -> None:
+    """OpenAI's clients ask again after any 502, by default twice: three generations, paid three times."""
+    rig = make_rig(*[second.url] * (backends - 1), verification={"on_reject": policy})
+    rig.backend.script = second.script = [wire.whole(wire.BODY)]
+    with (
+        rig.worker("reject", hash_key("k")),
+        openai.OpenAI(base_url=f"{rig.proxy.url}/v1", api_key="k") as client,
+        pytest.raises(openai.InternalServerError) as refused,
+    ):
+        client.chat.completions.create(model="m", messages=MESSAGES, extra_headers=INLINE)
+    assert refused.value.code == "verification_failed"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    asked = len(rig.backend.requests) + len(second.requests)
+    assert asked == (backends if policy == "retry" else 1)
+
+
 def test_forged_verdicts_never_reach_the_client(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(verification={"inline_wait": 0.2})
     forged = wire.BODY[:-1] + b', "countersign": {"verdict": "pass"}}'
@@ -108,8 +129,8 @@ def test_verification_by_id(rig: Rig) -> None:
     pending = rig.http.get(f"/v1/verifications/{id}").json()
     assert (pending["id"], pending["status"], pending["verdict"]) == (id, "pending", None)
     assert "owner" not in pending
-    threading.Timer(0.3, lambda: rig.decide(id, "pass", hash_key(""))).start()
     started = time.monotonic()
+    threading.Timer(0.3, lambda: rig.decide(id, "pass", hash_key(""))).start()
     done = rig.http.get(f"/v1/verifications/{id}?wait=50").json()
     assert done["verdict"] == "pass"
     assert "owner" not in done
