@@ -66,12 +66,14 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What is to become of it. `taken` units are done with, `unread` of them could not be counted."""
+    """What is to become of it. `taken` units are done with, `unread` of them could not be counted; the audit log gets
+    the `entry`."""
 
     records: dict[str, Record]
     taken: int = 0
     unread: int = 0
     remember: list[str] = field(default_factory=list)
+    entry: str = ""
 
 
 class Standings:
@@ -147,7 +149,7 @@ class Standings:
             before = found.records.get(after.name)
             state = None if before is None else before.state
             said = trail.decision(actor, action, backend, state, after.state, why) if actor else ""
-            if self._commit(found, _Made({after.name: after}), now, said):
+            if self._commit(found, _Made({after.name: after}, entry=said), now):
                 return after
         raise Contended(backend)
 
@@ -213,7 +215,7 @@ class Standings:
             pipeline.zscore(seen_key(backend, name), name)
         return {name for name, score in zip(names, pipeline.execute(), strict=True) if score is not None}
 
-    def _commit(self, found: _Found, made: _Made, now: float, entry: str = "") -> bool:
+    def _commit(self, found: _Found, made: _Made, now: float) -> bool:
         """Write back, unless somebody else wrote since `found` was read; events go to the outbox with it."""
         keys, arguments, happened = store_standing(
             found.backend,
@@ -225,7 +227,7 @@ class Standings:
             taken=made.taken,
             unread=made.unread,
             remember=made.remember,
-            entry=entry,
+            entry=made.entry,
         )
         if not self._script(keys=keys, args=arguments):
             return False

@@ -272,6 +272,25 @@ def test_decisions_are_in_both_trails(house: House) -> None:
     assert house.admin.post("/admin/backends/b1/promote", json={"why": "w"}).status_code == 404
 
 
+def test_no_decision_is_without_its_entry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the proxy after the decision: both are one step."""
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError
+
+    monkeypatch.setattr("verifier_pool.trail.append", lost)
+    decided = house.admin.post("/admin/backends/b1/quarantine", json={"why": "w"})
+    assert (decided.status_code, decided.json()["state"]) == (200, "quarantined")
+    (entry,) = house.audit(action="standing.")
+    assert (entry["before"], entry["after"], entry["result"]) == (
+        {"state": "trial"},
+        {"state": "quarantined"},
+        "done",
+    )
+    # What is refused cannot be told; that is in the log.
+    assert house.admin.post("/admin/backends/b1/quarantine", json={"why": "w"}).status_code == 409
+
+
 def test_without_redis_nothing_is_changed_and_everything_is_served(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
