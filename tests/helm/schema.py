@@ -168,7 +168,7 @@ def _monitoring() -> Schema:
         "url": {"type": "string", "pattern": "^(https?://[^@]+)?$"},
         "triggerAuthentication": _NAME,
         "authModes": _TEXT,
-        "selector": {"type": "string", "pattern": "^[^{}]*$"},
+        "selector": {"type": "string", "pattern": '^([a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"[^"{}]*"(, ?|$))*$'},
     }
     return closed(
         {

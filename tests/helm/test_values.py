@@ -100,6 +100,8 @@ WRONG: list[tuple[Values, str]] = [
     ({"monitoring": {"podMonitor": {"labels": {"helm.sh/chart": "x"}}}}, "helm.sh/chart"),
     ({"monitoring": {"prometheus": {"url": "https://user:word@host"}}}, "/monitoring/prometheus/url"),
     ({"monitoring": {"prometheus": {"selector": "{a=b}"}}}, "/monitoring/prometheus/selector"),
+    ({"monitoring": {"prometheus": {"selector": 'job="x'}}}, "/monitoring/prometheus/selector"),
+    ({"monitoring": {"prometheus": {"selector": "job=x"}}}, "/monitoring/prometheus/selector"),
     ({"monitoring": {"serviceMonitor": {"interval": "15"}}}, "/monitoring/serviceMonitor/interval"),
     ({"monitoring": {"rules": {"rejectShare": 1.2}}}, "/monitoring/rules/rejectShare"),
     ({"monitoring": {"rule": {}}}, "rule"),
@@ -147,6 +149,7 @@ ALLOWED: dict[str, Values] = {
     "what the rest of a section is": {"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__WATCH_SECONDS", "value": "0"}]}},
     "public keys": {"worker": {"env": [{"name": "COUNTERSIGN_PROFILE_KEYS", "value": "[]"}]}},
     "as much as there is": {"redis": {"bundled": {"maxmemory": "1gb", "resources": {"limits": {"memory": "1.5Gi"}}}}},
+    "labels of series": {"monitoring": {"prometheus": {"selector": 'job="gate", cluster=~"eu-.*"'}}},
     "no limit": {"redis": {"bundled": {"maxmemory": "900gb", "resources": {"limits": {"memory": None}}}}},
     "the metrics' port": {"proxy": {"port": 9464}, "monitoring": {"podMonitor": {"port": 9464}}},
     "Kubernetes' own rules": {
