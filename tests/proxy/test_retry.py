@@ -108,8 +108,14 @@ def _public_counts(rig: Rig, answers: int) -> dict[str, Counter[str]]:
                     counts[f"{sample.name} {sorted(labels.items())}"] += int(sample.value)
         return sum(found.values(), Counter())
 
-    tokens = "gen_ai_client_token_usage_count"
-    wait_until(lambda: sum(count for name, count in read().items() if tokens in name) == 2 * answers)
+    # What the recorder counts, and what is counted last of a request.
+    awaited = {"gen_ai_client_token_usage_count": 2 * answers, "overhead_first_token_duration_seconds_count": answers}
+
+    def whole() -> bool:
+        counts = read()
+        return all(sum(count for name, count in counts.items() if each in name) == n for each, n in awaited.items())
+
+    wait_until(whole)
     return found
 
 
