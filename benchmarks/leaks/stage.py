@@ -240,7 +240,7 @@ def settings(port: int, redis_port: int, upstream_port: int) -> dict[str, Any]:
         "backends": [
             {"name": "one", "url": upstream, "model": MODEL, **declared},
             {"name": "two", "url": upstream, "model": MODEL, **declared},
-            {"name": "none", "url": f"http://127.0.0.1:{free_port()}", "model": DOWN, **declared},
+            {"name": "nobody", "url": f"http://127.0.0.1:{free_port()}", "model": DOWN, **declared},
         ],
         "keys": [{"name": key[3:], "sha256": hash_key(key), "limits": limits} for key, limits in LIMITS.items()],
         "timeouts": {"connect": 1.0, "first_byte": 1.0, "idle": 1.0, "total": 10.0},
