@@ -93,6 +93,5 @@ def test_the_last_line_cut_inside_its_end(gateway: Gateway, upstream: FakeBacken
     """Every pair of line ends; the two writes lie far enough apart to be two reads on any machine."""
     data = b"".join(EVERYTHING)
     data = data[: data.index(b"[DONE]") + len(b"[DONE]")] + end
-    whole = [wire.chunk(data[:-cut]), 0.05, wire.chunk(data[-cut:])]
-    upstream.script = [wire.SSE_HEAD, *whole, wire.LAST_CHUNK]
+    upstream.script = [wire.SSE_HEAD, wire.chunk(data[:-cut]), 0.05, wire.chunk(data[-cut:]), wire.LAST_CHUNK]
     assert_same(gateway.ask(**ASKED).body, data, comments=True)
