@@ -31,7 +31,8 @@ LEAVES: dict[str, Case] = {phase: leaves(phase) for phase in cancellation.PHASES
 STALLED: Case = cancellation.test_a_reader_that_stalled_and_went_away
 MANY: Case = cancellation.test_many_who_leave_at_once_hold_up_nobody
 FORWARDED: Case = framing.test_a_chunk_is_there_before_the_next_one
-SLEEPS = {"first": Fault(sleeps=0.05), "end": Fault(sleeps=0.05, at_the_end=True)}
+SLEEPS = {"first": Fault(sleeps=0.1), "end": Fault(sleeps=0.1, at_the_end=True)}
+"""On a machine that stands still now and then; 25 ms are found on one that does not."""
 
 
 @contextmanager

@@ -84,6 +84,8 @@ class Toy:
 
     async def _serve(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with contextlib.AsyncExitStack() as stack:
+            # Whoever goes before it has asked, and the end of the toy, are no errors.
+            stack.enter_context(contextlib.suppress(ConnectionError, EOFError, asyncio.CancelledError))
             stack.callback(writer.close)
             head = await client.readuntil(b"\r\n\r\n")
             sizes = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
@@ -111,6 +113,8 @@ class Toy:
                 passed[0] += len(data)
                 writer.write(data)
                 await writer.drain()
+                if data.endswith(wire.LAST_CHUNK):
+                    break
             writer.close()
 
     async def _leaves(self, client: asyncio.StreamReader) -> None:
