@@ -86,7 +86,9 @@ class AiohttpResponse:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
-            raise UpstreamFailed("the backend broke off its answer") from error
+            # aiohttp raises one and the same exception wherever a closed response is read: its traceback would grow
+            # with each of them and keep what their frames hold.
+            raise UpstreamFailed("the backend broke off its answer") from error.with_traceback(None)
 
     def when_whole(self, then: Callable[[], None]) -> None:
         """See UpstreamResponse."""
