@@ -69,7 +69,7 @@ def test_a_killed_worker_leaves_its_job_to_the_next(redis: Redis, valkey_url: st
     id = rig.submit(redis, settings(valkey_url), [answer()])
     first = rig.start(WORKER, valkey_url, str(marks), "60")
     try:
-        rig.wait_until(marks.exists)
+        rig.wait_until(lambda: started(marks, 1))
         os.kill(first.pid, signal.SIGKILL)
     finally:
         first.kill()
@@ -225,7 +225,7 @@ def test_work_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
         try:
             rules = settings(url)
             before = rig.submit(redis, rules, [answer()])
-            rig.wait_until((tmp_path / "marks").exists)
+            rig.wait_until(lambda: started(tmp_path / "marks", 1))
             # In the middle of a job.
             os.kill(server._process.pid, signal.SIGKILL)
             server._process.wait()
@@ -298,7 +298,7 @@ def test_a_second_signal_does_not_wait(redis: Redis, valkey_url: str, tmp_path: 
         "0",
     )
     try:
-        rig.wait_until(marks.exists)
+        rig.wait_until(lambda: started(marks, 1))
         process.terminate()
         time.sleep(1)
         assert process.poll() is None
