@@ -12,6 +12,7 @@ import pytest
 
 from tests.proxy.conftest import Rig
 from tests.support import wire
+from tests.support.fake_backend import PeerCloses, Step
 from tests.support.waiting import PATIENCE
 
 CHAT = "/v1/chat/completions"
@@ -41,8 +42,8 @@ def _streamed(rig: Rig, path: str, **fields: Any) -> tuple[int, bytes, str]:
         return response.status_code, response.read(), response.headers["x-countersign-id"]
 
 
-def _endless(first: bytes, data: bytes) -> list[bytes]:
-    return [wire.SSE_HEAD, wire.chunk(first), *[wire.chunk(data)] * 1500]
+def _endless(first: bytes, data: bytes) -> list[Step]:
+    return [wire.SSE_HEAD, wire.chunk(first), *[wire.chunk(data)] * 1500, PeerCloses()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
