@@ -47,6 +47,8 @@ class Toy:
         self._backend = (target.hostname or "", target.port or 80)
         self._fault = fault
         self._left = self._abandoned = self._port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        self._serving: list[asyncio.Future[None]] = []
         self._up, self._over = threading.Event(), asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._gate = asyncio.Lock()
@@ -71,7 +73,7 @@ class Toy:
         self._loop.close()
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=2048)
         self._port = server.sockets[0].getsockname()[1]
         self._up.set()
         await self._over.wait()
@@ -80,7 +82,14 @@ class Toy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+        # What was accepted in this very moment, or has bytes left that nobody takes, would outlive its loop.
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+    def _accept(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self._serving.append(asyncio.ensure_future(self._serve(client, writer)))
 
     async def _serve(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -92,6 +101,7 @@ class Toy:
             body = await client.readexactly(int(sizes[0].partition(b":")[2]) if sizes else 0)
             await self._take_on()
             backend, asking = await asyncio.open_connection(*self._backend)
+            self._writers.append(asking)
             stack.callback(asking.close)
             asking.write(head + body)
             passed = [0]
