@@ -1,6 +1,6 @@
 """What is counted of a verdict, as names of counters: its word, what each check said and why.
 
-Redis counts them in the step that stores the verdict (`verifier_pool.scripts`), so each verdict counts once.
+Redis counts them in the step that stores the verdict (`verifier_pool.link.scripts`), so each verdict counts once.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from proxy.relay.attempt import PATHS
 from proxy.relay.endpoint import RelayEndpoint
 from proxy.services import Services, check_addresses, load_tokenizers
 from proxy.tracing import TracedEndpoint
-from verifier_pool.settings_file import SettingsFile
-from verifier_pool.telemetry.exporters import check_traces
+from verifier_pool.link.settings_file import SettingsFile
+from verifier_pool.link.telemetry.exporters import check_traces
 
 
 class _App(FastAPI):

@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from policies.errors import NoConnection, StoreUnavailable
 from proxy.outage import Outage
 from proxy.patience import Patience
-from verifier_pool import connection, durable
+from verifier_pool.link import connection, durable
 
 PATIENCE = 2.0
 """Seconds the event loop waits for Redis before it is called down. A Redis that is gone refuses at once, so only

@@ -27,8 +27,8 @@ from policies.reload import FIXED_IN_PROXY, Applied, reread
 from policies.settings import Settings
 from proxy.services import Services, check_addresses, check_backend, load_tokenizers
 from proxy.tasks import end
-from verifier_pool import overlays, running, trail
-from verifier_pool.settings_file import SettingsFile, hear_hangups
+from verifier_pool.link import overlays, running, trail
+from verifier_pool.link.settings_file import SettingsFile, hear_hangups
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Following:
     Attributes:
         declared: the file's settings as they hold, without what is laid over them.
         merged: settings as they hold.
-        said: what this process says of itself (`verifier_pool.running`).
+        said: what this process says of itself (`verifier_pool.link.running`).
     """
 
     def __init__(

@@ -13,12 +13,12 @@ from proxy.outage import Outage
 from proxy.relay.clock import Clock
 from proxy.tap.bill import believed
 from proxy.watching import watch
-from verifier_pool import exposition
-from verifier_pool.fleet import Fleet
-from verifier_pool.meters import DURATION, FAST, Family, Meters
-from verifier_pool.otlp import Sender
-from verifier_pool.processes import watch_process
-from verifier_pool.telemetry.resource import resource_of
+from verifier_pool.link import exposition
+from verifier_pool.link.fleet import Fleet
+from verifier_pool.link.meters import DURATION, FAST, Family, Meters
+from verifier_pool.link.otlp import Sender
+from verifier_pool.link.processes import watch_process
+from verifier_pool.link.telemetry.resource import resource_of
 
 CONTENT_TYPE = exposition.CONTENT_TYPE
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)

@@ -16,7 +16,7 @@ from policies.errors import StoreUnavailable
 from proxy.asking import PATIENCE
 from proxy.outage import Outage
 from proxy.patience import Patience
-from verifier_pool.queue import VERDICTS
+from verifier_pool.link.queue import VERDICTS
 
 _POLL = 1.0
 

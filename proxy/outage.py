@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from verifier_pool.durable import NotDurable
+from verifier_pool.link.durable import NotDurable
 
 logger = logging.getLogger(__name__)
 

@@ -26,15 +26,15 @@ from proxy.outage import Outage
 from proxy.responses import Finished, Packed, Unchecked, aside, enqueue, is_full, is_outage, trace
 from proxy.room import Backlog, Room
 from proxy.tap.compose import unreadable
-from verifier_pool import connection, durable
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import (
+from verifier_pool.link import connection, durable
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import (
     PREFIX,
     VERIFY_QUEUE,
 )
-from verifier_pool.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
-from verifier_pool.telemetry import names, spans
-from verifier_pool.telemetry.tracing import Tracing
+from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.link.telemetry import names, spans
+from verifier_pool.link.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 

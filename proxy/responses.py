@@ -15,12 +15,12 @@ from policies.errors import StoreUnavailable
 from policies.evidence import Evidence
 from policies.settings import VerificationSettings
 from proxy.generation import Generation
-from verifier_pool import connection, fair
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import OPEN, VERIFY_JOB, evidence_key
-from verifier_pool.scripts import note_waiting
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.tracing import Attributes, Tracing
+from verifier_pool.link import connection, fair
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import OPEN, VERIFY_JOB, evidence_key
+from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.tracing import Attributes, Tracing
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from policies import audit
 from policies.errors import ApiError
 from policies.settings import Settings
 from proxy.metrics import Metrics
-from verifier_pool.queue import waiting_bytes_key, waiting_key
+from verifier_pool.link.queue import waiting_bytes_key, waiting_key
 
 _LOOK_SECONDS = 0.05
 _IDLE_SECONDS = 5.0

@@ -27,10 +27,10 @@ from proxy.drain import Drain
 from proxy.embedded import EmbeddedValkey
 from proxy.listening import listen
 from proxy.uptake import watched
-from verifier_pool import connection
-from verifier_pool.keys import KEYS
-from verifier_pool.settings_file import SettingsFile, hold_hangups, settings_path
-from verifier_pool.telemetry import log
+from verifier_pool.link import connection
+from verifier_pool.link.keys import KEYS
+from verifier_pool.link.settings_file import SettingsFile, hold_hangups, settings_path
+from verifier_pool.link.telemetry import log
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from proxy.room import Holding
 from proxy.store import Store
 from proxy.tap import TokenStrings
 from proxy.uploads import Uploads
-from verifier_pool import connection
-from verifier_pool.telemetry.tracing import Tracing
+from verifier_pool.link import connection
+from verifier_pool.link.telemetry.tracing import Tracing
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
 _SAID_ONCE = (b"host", b"origin", b"x-countersign-backend")

@@ -23,10 +23,10 @@ from proxy.metrics import Metrics
 from proxy.news import News
 from proxy.outage import Outage
 from proxy.tasks import end
-from verifier_pool import connection, durable
-from verifier_pool.keys import KEYS
-from verifier_pool.keys import VERSION as KEYS_VERSION
-from verifier_pool.queue import (
+from verifier_pool.link import connection, durable
+from verifier_pool.link.keys import KEYS
+from verifier_pool.link.keys import VERSION as KEYS_VERSION
+from verifier_pool.link.queue import (
     OPEN,
     STANDINGS,
     intent_key,
@@ -34,7 +34,7 @@ from verifier_pool.queue import (
     units_key,
     verdict_key,
 )
-from verifier_pool.scripts import STORE_STANDING, open_intent
+from verifier_pool.link.scripts import STORE_STANDING, open_intent
 
 _CONNECT = 5 * PATIENCE
 """Seconds for a connection, which redis-py counts whether or not the event loop comes round; `PATIENCE` ends before."""

@@ -8,8 +8,8 @@ from policies import traceparent
 from policies.traceparent import TraceContext
 from proxy.conventions import operation_of
 from proxy.services import Services
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.tracing import entered
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.tracing import entered
 
 
 class TracedEndpoint:

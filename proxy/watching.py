@@ -8,7 +8,7 @@ from policies.record import STATES
 from proxy.backends.backend import Backend
 from proxy.backends.breaker import STATES as BREAKER_STATES
 from proxy.backends.group import Group
-from verifier_pool.meters import Labels, Meters, Observed
+from verifier_pool.link.meters import Labels, Meters, Observed
 
 _BY = ("backend", "model")
 

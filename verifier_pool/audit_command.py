@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verifier_pool import trail
+from verifier_pool.link import trail
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
 

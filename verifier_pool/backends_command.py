@@ -35,12 +35,13 @@ from policies.errors import CountersignError, NotFound
 from policies.overlay import Merged
 from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_name, declaration_of
-from verifier_pool import durable, overlays, standing_command
-from verifier_pool.queue import STANDINGS, standing_field
+from verifier_pool import standing_command
+from verifier_pool.link import durable, overlays
+from verifier_pool.link.queue import STANDINGS, standing_field
+from verifier_pool.link.trail import terminal_actor
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing_text import moment
 from verifier_pool.terminal import plain, print_lines, table
-from verifier_pool.trail import terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""

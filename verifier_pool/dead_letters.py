@@ -17,12 +17,13 @@ from rq.serializers import JSONSerializer
 
 from policies.settings import Settings
 from policies.verification import unverified
-from verifier_pool import RQ_PREFIX, trail
-from verifier_pool.fair import FairQueue
-from verifier_pool.letters import WEBHOOK, Letter, chosen, find
-from verifier_pool.queue import EVENT, OPEN, disabled_key, event_key, evidence_key, verdict_key
+from verifier_pool import RQ_PREFIX
+from verifier_pool.link import trail
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.letters import WEBHOOK, Letter, chosen, find
+from verifier_pool.link.queue import EVENT, OPEN, disabled_key, event_key, evidence_key, verdict_key
+from verifier_pool.link.scripts import note_waiting
 from verifier_pool.replays import FAILED, is_second, outcome_key
-from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified

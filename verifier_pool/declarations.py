@@ -16,7 +16,7 @@ import orjson
 from redis import Redis
 
 from policies import selection
-from verifier_pool.queue import RUNTIME_CHANGES, UNFOLDED, declaration_key, standing_key
+from verifier_pool.link.queue import RUNTIME_CHANGES, UNFOLDED, declaration_key, standing_key
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from policies.errors import SettingsError
 from policies.settings import ReferenceSettings, Settings
 from verifier_pool import context, dead_letters, jobs, webhooks
 from verifier_pool.following import Following
+from verifier_pool.link.orders import Order, carry_out
+from verifier_pool.link.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.loop import Loop
-from verifier_pool.orders import Order, carry_out
 from verifier_pool.profile_facts import all_facts
-from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.roles import Roles, check_model, check_replays

@@ -16,8 +16,8 @@ from rq.serializers import JSONSerializer
 
 from policies.errors import ReplayError
 from policies.evidence import Replay
+from verifier_pool.link.queue import RETRY_SECONDS
 from verifier_pool.packing import pack_outcomes, unpack_requests
-from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import FINAL_REASONS, REPLAY_JOB, UNREADABLE, Stamp, is_second, request_key, response_of
 from verifier_pool.rq_job import OurJob, RefusedJob

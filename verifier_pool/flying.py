@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from verifier_pool.flights import Fate, Flight
-from verifier_pool.queue import RETRY_SECONDS
+from verifier_pool.link.queue import RETRY_SECONDS
 from verifier_pool.replays import Stamp
 
 BATCH = 64

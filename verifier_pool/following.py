@@ -25,8 +25,8 @@ from policies.overlay import Overlay, merged
 from policies.reload import Path as Name
 from policies.reload import reread
 from policies.settings import Settings
-from verifier_pool import overlays, running
-from verifier_pool.settings_file import SettingsFile, hear_hangups
+from verifier_pool.link import overlays, running
+from verifier_pool.link.settings_file import SettingsFile, hear_hangups
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from policies.evidence import Evidence
 from policies.hazard import drawn_again
 from policies.structure import REPEATED_LEVEL, Earlier
-from verifier_pool.queue import answered_key, answers_key
+from verifier_pool.link.queue import answered_key, answers_key
 
 TTL = 86_400
 MOST_PROMPTS = 20_000

@@ -27,11 +27,11 @@ from policies.verification import Verification, traced, unverified
 from verifier_pool import declarations, history, metrics
 from verifier_pool.context import NO_MODEL, Context, current
 from verifier_pool.judge import for_each_choice, judge
+from verifier_pool.link.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
+from verifier_pool.link.telemetry import log, names
 from verifier_pool.packing import unpack_outcomes
-from verifier_pool.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
 from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of, vouching_key
 from verifier_pool.standing import audit_rate
-from verifier_pool.telemetry import log, names
 from verifier_pool.traced import verifying
 from verifier_pool.units import accusing, confirmed, of_unverified
 from verifier_pool.vouching import Counsel

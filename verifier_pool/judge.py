@@ -17,10 +17,10 @@ from policies.thinking import tags_of
 from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
 from verifier_pool.bad_words import forbidden_ids
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.tracing import step
 from verifier_pool.reference.base import Reference
 from verifier_pool.replays import FINAL_REASONS, can_replay, request_of
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.tracing import step
 from verifier_pool.tokenizer import spelling_of
 
 NOTHING = "nothing_to_replay"

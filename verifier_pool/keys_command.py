@@ -29,11 +29,11 @@ from pydantic import ValidationError
 
 from policies.errors import CountersignError
 from policies.settings import ClientKey, LimitSettings, Settings, StoredKey
-from verifier_pool import durable
-from verifier_pool.keys import KeyStore, described, issue, told
+from verifier_pool.link import durable
+from verifier_pool.link.keys import KeyStore, described, issue, told
+from verifier_pool.link.trail import entry, terminal_actor
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
-from verifier_pool.trail import entry, terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""

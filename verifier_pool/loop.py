@@ -25,7 +25,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from verifier_pool import metrics
-from verifier_pool.queue import WEBHOOK_QUEUE
+from verifier_pool.link.queue import WEBHOOK_QUEUE
 from verifier_pool.rq_job import OurJob, OurQueue, place_of
 from verifier_pool.runtime import ANSWER_SECONDS
 from verifier_pool.standstill import Standstill

@@ -13,9 +13,9 @@ from datetime import datetime
 from policies import tally
 from policies.errors import ReplayError
 from policies.evidence import Evidence
-from verifier_pool.fair import SUFFIXES
 from verifier_pool.flights import Fate, Flight
-from verifier_pool.meters import FAST, OTHER, WAITING, Meters
+from verifier_pool.link.fair import SUFFIXES
+from verifier_pool.link.meters import FAST, OTHER, WAITING, Meters
 
 METERS = Meters()
 

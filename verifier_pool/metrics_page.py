@@ -11,13 +11,13 @@ from typing import Any
 
 from policies.errors import SettingsError
 from policies.settings import MetricsSettings, Settings
-from verifier_pool import exposition
-from verifier_pool.meters import Family, Meters, merged
+from verifier_pool.link import exposition
+from verifier_pool.link.meters import Family, Meters, merged
+from verifier_pool.link.otlp import Sender
+from verifier_pool.link.processes import watch_process
+from verifier_pool.link.telemetry.resource import resource_of
 from verifier_pool.metrics import METERS
-from verifier_pool.otlp import Sender
-from verifier_pool.processes import watch_process
 from verifier_pool.sheets import SHEETS, Sheet, Writer
-from verifier_pool.telemetry.resource import resource_of
 
 _SECONDS = 5.0
 """A reader that is slower than this is cut off."""

@@ -11,8 +11,8 @@ from policies import distance, margin, routing
 from policies._cells import EDGES
 from policies.profile import Profile
 from policies.settings import Settings
+from verifier_pool.link.running import profile_field
 from verifier_pool.profiles import name_of
-from verifier_pool.running import profile_field
 
 _FORMS = ("full", "ids")
 

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.errors import CountersignError
-from verifier_pool import overlays, reload_command, running
+from verifier_pool import reload_command
+from verifier_pool.link import overlays, running
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing_text import moment
 from verifier_pool.terminal import plain, print_lines, table

@@ -24,14 +24,15 @@ from typing import Any, cast
 from redis import Redis
 
 from policies.settings import Settings
-from verifier_pool import dead_letters, letters, overlays
-from verifier_pool.fair import LANES
-from verifier_pool.queue import waiting_bytes_key, waiting_key
+from verifier_pool import dead_letters
+from verifier_pool.link import letters, overlays
+from verifier_pool.link.fair import LANES
+from verifier_pool.link.queue import waiting_bytes_key, waiting_key
+from verifier_pool.link.trail import terminal_actor
 from verifier_pool.replays import CANARIES
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Standings
 from verifier_pool.terminal import plain, print_lines, table
-from verifier_pool.trail import terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from redis import Redis
 
-from verifier_pool import running, trail
+from verifier_pool.link import running, trail
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
 

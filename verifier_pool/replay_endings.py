@@ -13,9 +13,9 @@ from rq.utils import now
 
 from policies.errors import ReplayError
 from verifier_pool.flights import Fate, Flight
+from verifier_pool.link.queue import RETRY_SECONDS
 from verifier_pool.loop import Loop
 from verifier_pool.packing import pack_outcomes
-from verifier_pool.queue import RETRY_SECONDS
 from verifier_pool.replays import FAILED, is_second, response_of
 from verifier_pool.rq_job import place_of
 from verifier_pool.stages import Stages

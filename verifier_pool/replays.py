@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from policies.evidence import Evidence, ReplayForm
 from policies.media import asked_with_media
-from verifier_pool.fair import SUFFIXES
-from verifier_pool.queue import CANARIES as CANARIES
-from verifier_pool.queue import PREFIX
-from verifier_pool.queue import queue_of as queue_of
+from verifier_pool.link.fair import SUFFIXES
+from verifier_pool.link.queue import CANARIES as CANARIES
+from verifier_pool.link.queue import PREFIX
+from verifier_pool.link.queue import queue_of as queue_of
 from verifier_pool.reference.base import ReplayRequest
 
 REPLAY_JOB = "verifier_pool.replays.replay"

@@ -10,8 +10,8 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus
 from rq.utils import now
 
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_JOB, WEBHOOK_JOB
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_JOB, WEBHOOK_JOB
 from verifier_pool.replays import REPLAY_JOB
 
 MAINTENANCE_LOCK_SECONDS = 20

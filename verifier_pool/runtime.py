@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import Settings, parse_settings, store_url
-from verifier_pool import connection
-from verifier_pool.settings_file import SettingsFile, hear_hangups, hold_hangups, settings_path
+from verifier_pool.link import connection
+from verifier_pool.link.settings_file import SettingsFile, hear_hangups, hold_hangups, settings_path
 from verifier_pool.sheets import SHEETS, Sheet
 
 logger = logging.getLogger("countersign.worker")

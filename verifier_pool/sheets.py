@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from verifier_pool.meters import Family, merged
+from verifier_pool.link.meters import Family, merged
 
 EVERY = 1.0
 """Seconds between two writes."""

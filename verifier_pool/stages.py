@@ -18,9 +18,10 @@ from policies.documents import document
 from policies.errors import ReplayError
 from policies.settings import VerificationSettings
 from policies.verification import traced
-from verifier_pool.fair import LANES, SUFFIXES, FairQueue, Stage, options
+from verifier_pool.link.fair import LANES, SUFFIXES, FairQueue, Stage, options
+from verifier_pool.link.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
+from verifier_pool.link.scripts import add_waiting
 from verifier_pool.packing import pack_outcomes, pack_requests
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import (
     FAILED,
@@ -34,7 +35,6 @@ from verifier_pool.replays import (
     response_of,
     vouching_key,
 )
-from verifier_pool.scripts import add_waiting
 
 ALIVE = frozenset(
     {JobStatus.QUEUED.value, JobStatus.STARTED.value, JobStatus.SCHEDULED.value, JobStatus.DEFERRED.value}

@@ -24,8 +24,9 @@ from policies import standing
 from policies.settings import AuditSettings, Settings, StandingSettings
 from policies.standing import Folded, Record
 from policies.unit import Unit, declaration_name, declaration_of
-from verifier_pool import declarations, trail
-from verifier_pool.queue import (
+from verifier_pool import declarations
+from verifier_pool.link import trail
+from verifier_pool.link.queue import (
     KINDS,
     STANDINGS,
     UNFOLDED,
@@ -37,7 +38,7 @@ from verifier_pool.queue import (
     units_key,
     waiting_key,
 )
-from verifier_pool.scripts import STORE_STANDING, store_standing
+from verifier_pool.link.scripts import STORE_STANDING, store_standing
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings
 from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
-from verifier_pool import overlays, trail
-from verifier_pool.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
+from verifier_pool.link import overlays, trail
+from verifier_pool.link.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Contended, Standings
 from verifier_pool.standing_text import Shown, line_per_backend, page

@@ -13,7 +13,7 @@ import time
 from redis.exceptions import RedisError
 
 from policies.errors import EvidenceError, OtherVersion, SettingsError, StoreUnavailable
-from verifier_pool.connection import about_one_key
+from verifier_pool.link.connection import about_one_key
 from verifier_pool.rq_job import RefusedJob
 from verifier_pool.troubles import TROUBLE_SECONDS
 

@@ -11,7 +11,7 @@ from redis import Redis
 from policies.documents import document
 from policies.unit import Unit
 from policies.verification import Verification
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     AUDIT_SECRET,
     EVENT,
     OPEN,
@@ -22,12 +22,12 @@ from verifier_pool.queue import (
     intent_key,
     verdict_key,
 )
-from verifier_pool.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
 from verifier_pool.traced import deciding
 
 
 class Store:
-    """Reads and writes under the names of `verifier_pool.queue`. Redis's own errors pass through.
+    """Reads and writes under the names of `verifier_pool.link.queue`. Redis's own errors pass through.
 
     Args:
         verdict_ttl: seconds a verdict is kept.

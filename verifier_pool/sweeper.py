@@ -24,9 +24,9 @@ from rq.job import Job, JobStatus
 
 from policies.settings import VerificationSettings
 from policies.verification import unverified
-from verifier_pool.queue import PREFIX, evidence_key, verdict_key
+from verifier_pool.link.queue import PREFIX, evidence_key, verdict_key
+from verifier_pool.link.scripts import note_waiting
 from verifier_pool.replays import BACKLOG, FAILED, REPLAYING, is_replay, is_second, outcome_key, response_of
-from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import ALIVE, Stages, jobs_of
 from verifier_pool.store import Store
 from verifier_pool.units import of_unverified

@@ -14,8 +14,8 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from verifier_pool import connection
-from verifier_pool.queue import EVENT, OUTBOX, PREFIX, VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.link import connection
+from verifier_pool.link.queue import EVENT, OUTBOX, PREFIX, VERIFY_QUEUE, WEBHOOK_QUEUE
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from rq.job import Job
 from policies.errors import ReplayError
 from policies.verification import Verification
 from verifier_pool.flights import Fate, Flight
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.spans import of_verdict
-from verifier_pool.telemetry.tracing import Attributes, Spanned, ago, of_worker
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.spans import of_verdict
+from verifier_pool.link.telemetry.tracing import Attributes, Spanned, ago, of_worker
 
 Around = AbstractContextManager[Spanned | None]
 

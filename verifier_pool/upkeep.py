@@ -15,7 +15,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp, now, utcformat
 
-from verifier_pool.connection import about_one_key
+from verifier_pool.link.connection import about_one_key
 from verifier_pool.rq_job import OurJob, OurQueue, place_of
 
 logger = logging.getLogger(__name__)

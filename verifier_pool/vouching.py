@@ -25,10 +25,10 @@ from hashlib import sha1
 from typing import Any, cast
 
 from policies.errors import ReplayError
+from verifier_pool.link.queue import PREFIX
+from verifier_pool.link.scripts import add_waiting
 from verifier_pool.packing import pack_outcomes, stamp_of
-from verifier_pool.queue import PREFIX
 from verifier_pool.replays import CANARIES, Stamp, outcome_key, replay_job, vouching_key
-from verifier_pool.scripts import add_waiting
 from verifier_pool.stages import Stages
 
 logger = logging.getLogger(__name__)

@@ -19,12 +19,13 @@ from rq.serializers import JSONSerializer
 from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings, WebhookSettings
 from policies.verification import Verification
-from verifier_pool import delivery, events, metrics
+from verifier_pool import delivery, metrics
 from verifier_pool.context import current
-from verifier_pool.queue import EVENT, WEBHOOK_JOB, WEBHOOK_QUEUE, disabled_key
+from verifier_pool.link import events
+from verifier_pool.link.queue import EVENT, WEBHOOK_JOB, WEBHOOK_QUEUE, disabled_key
+from verifier_pool.link.telemetry import names
 from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
-from verifier_pool.telemetry import names
 from verifier_pool.traced import delivering
 
 __all__ = ["check_settings", "dead_letter", "deliver", "drain_outbox", "next_wait", "verify_signature"]

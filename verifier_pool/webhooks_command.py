@@ -20,11 +20,11 @@ from redis import Redis
 
 from policies.errors import CountersignError
 from policies.settings import Settings
-from verifier_pool import letters, receivers
-from verifier_pool.queue import WEBHOOK_QUEUE
+from verifier_pool.link import letters, receivers
+from verifier_pool.link.queue import WEBHOOK_QUEUE
+from verifier_pool.link.trail import terminal_actor
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.terminal import plain, print_lines, table
-from verifier_pool.trail import terminal_actor
 
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""

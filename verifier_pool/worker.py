@@ -21,13 +21,13 @@ from policies.settings import Settings
 from verifier_pool import context, webhooks
 from verifier_pool.duties import Worked, check_verifying, delivering, references, replaying, verifying
 from verifier_pool.following import Following
+from verifier_pool.link.settings_file import hold_hangups, settings_path
+from verifier_pool.link.telemetry import log
+from verifier_pool.link.telemetry.tracing import opened
 from verifier_pool.metrics_page import shown
 from verifier_pool.parents import stop_with
 from verifier_pool.roles import EVERYTHING, Roles, add_arguments, roles_of
 from verifier_pool.runtime import Child, connect, read_settings, stop_on_signals, supervise, through_outages
-from verifier_pool.settings_file import hold_hangups, settings_path
-from verifier_pool.telemetry import log
-from verifier_pool.telemetry.tracing import opened
 
 logger = logging.getLogger("countersign.worker")
 

@@ -19,7 +19,7 @@ from benchmarks.demo.processes import Child, Children, answers, free_ports
 from policies.errors import CountersignError, SettingsError
 from policies.settings import BackendSettings, Settings, hash_key, parse_settings, store_url
 from verifier_pool import standing
-from verifier_pool.connection import connect
+from verifier_pool.link.connection import connect
 
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks.chaos.valkey import APPENDED
-from verifier_pool.queue import OUTBOX, evidence_key, intent_key, units_key, verdict_key
+from verifier_pool.link.queue import OUTBOX, evidence_key, intent_key, units_key, verdict_key
 
 
 @dataclass

@@ -15,7 +15,7 @@ from benchmarks.chaos.ledger import Away, Kept, Served
 from benchmarks.chaos.upstream import marker_of
 from policies import codec, standing
 from policies.errors import EvidenceError
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     OPEN,
     OUTBOX,
     STANDINGS,

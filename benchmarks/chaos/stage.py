@@ -29,7 +29,7 @@ from benchmarks.chaos.traffic import Clients
 from benchmarks.chaos.valkey import Valkey
 from benchmarks.demo import servers
 from benchmarks.demo.processes import ChildError, answers, free_ports
-from verifier_pool.queue import OPEN, UNFOLDED
+from verifier_pool.link.queue import OPEN, UNFOLDED
 
 INTERVAL_MS = 12
 START_SECONDS = 300.0

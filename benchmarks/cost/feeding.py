@@ -23,7 +23,7 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
 from proxy.store import Store
-from verifier_pool.queue import VERDICTS, verdict_key
+from verifier_pool.link.queue import VERDICTS, verdict_key
 
 OWNER = "0" * 64
 OPEN_TRIES = 80

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import Redis
 
-from verifier_pool.queue import PREFIX
+from verifier_pool.link.queue import PREFIX
 
 _PREFIX = re.escape(PREFIX)
 DECLARED: Mapping[str, str] = {

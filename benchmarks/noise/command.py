@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 from benchmarks.noise import detect
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import BackendSettings, Settings
-from verifier_pool import declarations, overlays, trail
+from verifier_pool import declarations
+from verifier_pool.link import overlays, trail
 from verifier_pool.runtime import connect, read_settings
 from verifier_pool.standing import Standings
 

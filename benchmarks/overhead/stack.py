@@ -23,7 +23,7 @@ from benchmarks.overhead.answer import MODEL, VOCABULARY
 from policies.errors import CountersignError
 from policies.settings import parse_settings, store_url
 from verifier_pool import RQ_PREFIX
-from verifier_pool.queue import OPEN, verdict_key
+from verifier_pool.link.queue import OPEN, verdict_key
 
 START_SECONDS = 60.0
 

@@ -19,8 +19,8 @@ from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of, desk_of, fields
 from proxy.admin.auth import Admin
 from proxy.backends.backend import Backend
 from proxy.services import check_backend
-from verifier_pool import overlays, trail
-from verifier_pool.durable import NotDurable
+from verifier_pool.link import overlays, trail
+from verifier_pool.link.durable import NotDurable
 
 logger = logging.getLogger(__name__)
 

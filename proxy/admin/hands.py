@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from policies.errors import ApiError, CountersignError, InvalidRequest, SettingsError, StoreUnavailable
 from policies.settings import DurabilitySettings
-from verifier_pool import connection, durable
+from verifier_pool.link import connection, durable
 
 _TIMEOUT = 5.0
 _THREADS = 2

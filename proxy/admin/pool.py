@@ -11,8 +11,8 @@ from fastapi import APIRouter, Query, Request, Response
 from policies.errors import Conflict, InvalidRequest, NotFound
 from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of
 from proxy.admin.auth import Admin
-from verifier_pool import letters, orders, receivers, running
-from verifier_pool.queue import WEBHOOK_QUEUE, queue_of
+from verifier_pool.link import letters, orders, receivers, running
+from verifier_pool.link.queue import WEBHOOK_QUEUE, queue_of
 
 _MOST_WAIT = 30.0
 

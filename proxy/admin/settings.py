@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from policies.errors import InvalidRequest
 from proxy.admin.asking import Desk, TheAdmin, TheDesk
 from proxy.admin.auth import Admin
-from verifier_pool import running, trail
+from verifier_pool.link import running, trail
 
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from policies.errors import AuthenticationFailed, KeysUnavailable, StoreUnavailable
 from policies.settings import ClientKey, LimitSettings, hash_key
 from proxy.limits.registry import Registry
-from verifier_pool.keys import LONGEST, id_of
+from verifier_pool.link.keys import LONGEST, id_of
 
 _REFUSED = "no valid API key came with the request"
 _NO_KEY = "this machine (no keys are set)"

@@ -18,7 +18,7 @@ from proxy.api.routes import TheClient, TheServices
 from proxy.backends.backend import Backend
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
-from verifier_pool import trail
+from verifier_pool.link import trail
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from proxy.api.backends import Admin
 from proxy.api.routes import TheServices
 from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
-from verifier_pool import keys, trail
-from verifier_pool.durable import NotDurable
-from verifier_pool.keys import Use, counted_keys, described, id_of
-from verifier_pool.limit_scripts import SHOW
+from verifier_pool.link import keys, trail
+from verifier_pool.link.durable import NotDurable
+from verifier_pool.link.keys import Use, counted_keys, described, id_of
+from verifier_pool.link.limit_scripts import SHOW
 
 logger = logging.getLogger(__name__)
 

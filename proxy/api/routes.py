@@ -14,7 +14,7 @@ from policies.verification import public
 from proxy.api.auth import Client
 from proxy.metrics import CONTENT_TYPE
 from proxy.services import Services, header_map
-from verifier_pool.exposition import bears
+from verifier_pool.link.exposition import bears
 
 LONGEST_WAIT = 120.0
 """Seconds a client may wait for a verdict in one call."""

@@ -18,8 +18,8 @@ from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
 from proxy.backends.backend import Backend
 from proxy.store import Store
-from verifier_pool import trail
-from verifier_pool.scripts import store_standing
+from verifier_pool.link import trail
+from verifier_pool.link.scripts import store_standing
 
 _TRIES = 20
 _PATIENCE = 3.0

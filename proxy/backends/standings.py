@@ -1,7 +1,7 @@
 """What the workers think of each backend, as the proxy last heard: its state and its audit rate.
 
-The workers write it to Redis (`standings` of `verifier_pool.queue`); one task here reads it each second, so that no
-request ever waits for it. While Redis is away the last known standings hold.
+The workers write it to Redis (`standings` of `verifier_pool.link.queue`); one task here reads it each second, so that
+no request ever waits for it. While Redis is away the last known standings hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.backends.backend import Backend, Standing
 from proxy.backends.pool import Backends
 from proxy.store import Store
 from proxy.tasks import end
-from verifier_pool.queue import standing_field
+from verifier_pool.link.queue import standing_field
 
 logger = logging.getLogger(__name__)
 

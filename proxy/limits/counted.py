@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Counted(NamedTuple):
-    """The answer of `verifier_pool.limit_scripts.ADMIT`. Times are in ms; −1 is never."""
+    """The answer of `verifier_pool.link.limit_scripts.ADMIT`. Times are in ms; −1 is never."""
 
     refused: str
     wait: int

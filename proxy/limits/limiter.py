@@ -19,8 +19,8 @@ from proxy.limits.counted import Counted
 from proxy.metrics import Metrics
 from proxy.store import Call, Store
 from proxy.tasks import end
-from verifier_pool.keys import counted_keys, settled_key
-from verifier_pool.limit_scripts import ADMIT, RENEW, SETTLE
+from verifier_pool.link.keys import counted_keys, settled_key
+from verifier_pool.link.limit_scripts import ADMIT, RENEW, SETTLE
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from policies.errors import StoreUnavailable
 from policies.settings import StoredKey
 from proxy.store import Store
 from proxy.tasks import end
-from verifier_pool import keys
+from verifier_pool.link import keys
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from proxy.room import Overloaded
 from proxy.services import Services
 from proxy.tap.base import PROXY_OVERLOADED
 from proxy.tap.types import Tap
-from verifier_pool.telemetry import names as span_names
-from verifier_pool.telemetry.tracing import step
+from verifier_pool.link.telemetry import names as span_names
+from verifier_pool.link.telemetry.tracing import step
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from proxy.relay.reply import Reply
 from proxy.relay.traced import TracedAttempt
 from proxy.responses import aside
 from proxy.services import Services
-from verifier_pool.telemetry.tracing import here
+from verifier_pool.link.telemetry.tracing import here
 
 logger = logging.getLogger(__name__)
 

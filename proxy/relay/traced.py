@@ -18,8 +18,8 @@ from proxy.relay.attempt import AskAnother, Attempt
 from proxy.relay.transport import UpstreamResponse
 from proxy.tap.passed import Passed
 from proxy.tap.types import Prepared
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.tracing import Attributes, Spanned, here
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.tracing import Attributes, Spanned, here
 
 _SECOND = 10**9
 

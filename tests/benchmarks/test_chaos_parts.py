@@ -24,7 +24,7 @@ from policies import distance, selection
 from policies.checks import Result
 from tests.support.waiting import PATIENCE
 from tests.verifier_pool.rig import wait_until
-from verifier_pool.queue import OUTBOX, units_key, verdict_key
+from verifier_pool.link.queue import OUTBOX, units_key, verdict_key
 
 
 def resp(*commands: list[bytes]) -> bytes:

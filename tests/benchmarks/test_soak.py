@@ -13,7 +13,7 @@ from redis import Redis
 
 from benchmarks.chaos.stage import Scene, Stage
 from verifier_pool import RQ_PREFIX
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.link.queue import VERIFY_QUEUE
 from verifier_pool.replays import queue_of
 
 pytestmark = pytest.mark.alone

@@ -12,7 +12,7 @@ import orjson
 
 from tests.docs.pages import Block
 from tests.docs.trial import CHEAT, CHEATED, MODEL, Trial
-from verifier_pool import events
+from verifier_pool.link import events
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 STANDING = "a decision about a backend"

@@ -21,7 +21,7 @@ from tests.fidelity.meaning import lacking
 from tests.support.raw_http import Answer, Call
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.queue import evidence_key
+from verifier_pool.link.queue import evidence_key
 
 MODEL = "m"
 CLIENT_KEY = "sk-client-4b1d"

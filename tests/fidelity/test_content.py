@@ -31,7 +31,7 @@ from tests.fidelity.gateway import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESP
 from tests.fidelity.meaning import assert_begins, assert_same, comments_of, events, notes, until_events
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Received, Step, Until
-from verifier_pool.queue import VERDICTS, verdict_key
+from verifier_pool.link.queue import VERDICTS, verdict_key
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 TOOL_FRAMES = (

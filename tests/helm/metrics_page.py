@@ -12,9 +12,9 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from tests.support.valkey import Valkey
 from verifier_pool import metrics
-from verifier_pool.exposition import label_name, metric_name
-from verifier_pool.meters import Family, Meters
-from verifier_pool.processes import watch_process
+from verifier_pool.link.exposition import label_name, metric_name
+from verifier_pool.link.meters import Family, Meters
+from verifier_pool.link.processes import watch_process
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- Made by `python -m tests.helm.metrics_page` from the program's definitions. -->\n"

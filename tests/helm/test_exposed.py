@@ -23,7 +23,7 @@ from tests.helm.queries import missing
 from tests.helm.rendered import VARIANTS, Release
 from tests.support.waiting import wait_until
 from tests.telemetry.stack import KEY, Stack, running
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.link.queue import VERIFY_QUEUE
 
 TOKEN = "scrape-" + "0" * 24
 BEARER = {"authorization": f"Bearer {TOKEN}"}

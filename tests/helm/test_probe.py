@@ -22,7 +22,7 @@ from benchmarks.demo.processes import Children
 from policies.settings import parse_settings
 from tests.helm.rendered import Release, Values, container
 from tests.support.waiting import PATIENCE
-from verifier_pool.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.link.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
 from verifier_pool.ready import expected
 from verifier_pool.replays import queue_of
 

@@ -14,7 +14,7 @@ from policies.profile import BAR, DELTA
 from policies.settings import AuditSettings, Settings, StandingSettings, parse_settings
 from policies.unit import Unit
 from tests.policies import standings
-from verifier_pool import queue
+from verifier_pool.link import queue
 from verifier_pool.standing_command import _parser
 
 PAGE = (Path(__file__).parents[2] / "docs" / "standing.md").read_text()

@@ -22,8 +22,8 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import (
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import (
     OPEN,
     STANDINGS,
     VERDICTS,

@@ -16,7 +16,7 @@ from proxy.recorder import Recorder
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.queue import verdict_key
+from verifier_pool.link.queue import verdict_key
 
 
 def new_generation(id: str) -> Generation:

@@ -20,7 +20,7 @@ from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close
 from tests.support.waiting import PATIENCE, SOON
-from verifier_pool.telemetry import log
+from verifier_pool.link.telemetry import log
 
 KEYS = [{"name": "ann", "sha256": hash_key("sk-ann")}]
 

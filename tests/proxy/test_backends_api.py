@@ -24,8 +24,8 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool import trail
-from verifier_pool.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
+from verifier_pool.link import trail
+from verifier_pool.link.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
 from verifier_pool.standing import Standings
 
 KEYS = [

@@ -29,8 +29,8 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import SOON
-from verifier_pool.limit_scripts import SHOW
-from verifier_pool.queue import PREFIX
+from verifier_pool.link.limit_scripts import SHOW
+from verifier_pool.link.queue import PREFIX
 
 CROWD = 300
 

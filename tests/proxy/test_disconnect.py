@@ -17,7 +17,7 @@ from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Script, Until
 from tests.support.lateness import Lateness, assert_mostly
 from tests.support.waiting import PATIENCE, wait_until
-from verifier_pool.queue import OPEN
+from verifier_pool.link.queue import OPEN
 
 AT_ONCE = 0.1
 _FRAME = wire.chunk(wire.CONTENT[0] * 20)

@@ -25,7 +25,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
-from verifier_pool.queue import OPEN, evidence_key, verdict_key
+from verifier_pool.link.queue import OPEN, evidence_key, verdict_key
 
 SECONDS = 1.0
 BEGUN: list[Step] = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3])]

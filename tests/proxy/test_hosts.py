@@ -15,7 +15,7 @@ from proxy.services import header_map
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.waiting import PATIENCE
-from verifier_pool.queue import PREFIX
+from verifier_pool.link.queue import PREFIX
 
 HERE = [
     *("127.0.0.1", "127.9.9.9", "127.0.0.1.", "[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "[::FFFF:7f00:1]"),

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from proxy.lanes import Command, Lanes
 from tests.support.valkey import Valkey
 from tests.support.waiting import SOON
-from verifier_pool import connection
+from verifier_pool.link import connection
 
 
 @asynccontextmanager

@@ -30,9 +30,9 @@ from tests.support.pace import pace
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
-from verifier_pool.exposition import bears
-from verifier_pool.meters import Family, Spread
-from verifier_pool.telemetry.resource import resource_of
+from verifier_pool.link.exposition import bears
+from verifier_pool.link.meters import Family, Spread
+from verifier_pool.link.telemetry.resource import resource_of
 
 TOKEN = "t" * 20
 BEARER = {"authorization": f"Bearer {TOKEN}"}

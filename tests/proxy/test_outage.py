@@ -17,7 +17,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import SOON, TRIES
-from verifier_pool.queue import intent_key
+from verifier_pool.link.queue import intent_key
 
 INLINE = {"x-countersign-mode": "inline"}
 

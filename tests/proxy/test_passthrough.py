@@ -17,7 +17,7 @@ from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses
 from tests.support.waiting import PATIENCE, SOON
-from verifier_pool.queue import VERIFY_QUEUE, units_key
+from verifier_pool.link.queue import VERIFY_QUEUE, units_key
 
 PATHS = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
 

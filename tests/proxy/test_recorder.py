@@ -23,8 +23,8 @@ from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, SOON
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import (
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import (
     OUTBOX,
     VERIFY_QUEUE,
     evidence_key,

@@ -14,8 +14,8 @@ from policies.evidence import Evidence
 from proxy.recorder import Recorder
 from tests.proxy.recording import new_evidence, new_generation, new_recorder, reasons_of
 from tests.support.valkey import Valkey
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_QUEUE, evidence_key, verdict_key
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_QUEUE, evidence_key, verdict_key
 
 IDS = [f"{number:032x}" for number in range(20)]
 

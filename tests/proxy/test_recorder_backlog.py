@@ -22,8 +22,8 @@ from tests.support.redises import wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import (
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import (
     VERIFY_QUEUE,
     evidence_key,
     verdict_key,
@@ -31,7 +31,7 @@ from verifier_pool.queue import (
     waiting_key,
     waiting_sizes_key,
 )
-from verifier_pool.scripts import add_waiting, note_waiting, waiting_keys
+from verifier_pool.link.scripts import add_waiting, note_waiting, waiting_keys
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step
 from tests.support.waiting import PATIENCE, wait_until
-from verifier_pool.queue import units_key
+from verifier_pool.link.queue import units_key
 
 
 def _last_unit(rig: Rig) -> Unit:

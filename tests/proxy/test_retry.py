@@ -22,7 +22,7 @@ from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received,
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, SOON, wait_until
-from verifier_pool.queue import verdict_key
+from verifier_pool.link.queue import verdict_key
 
 INLINE = {"x-countersign-mode": "inline"}
 RETRY = {"on_reject": "retry"}

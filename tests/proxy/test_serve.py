@@ -31,7 +31,7 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, SOON, TRIES, wait_until
-from verifier_pool.queue import evidence_key, verdict_key
+from verifier_pool.link.queue import evidence_key, verdict_key
 
 Start = Callable[..., "Serve"]
 

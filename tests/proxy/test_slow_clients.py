@@ -20,7 +20,7 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend, PeerCloses, Script
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, SOON, wait_until
-from verifier_pool.queue import OPEN
+from verifier_pool.link.queue import OPEN
 
 CHAT_PATH = "/v1/chat/completions"
 _FRAME = wire.chunk(wire.CONTENT[0].replace(b"One", b"x" * 8000))

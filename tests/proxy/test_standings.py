@@ -20,7 +20,7 @@ from tests.support.fake_backend import FakeBackend, Until
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
 from tests.support.waiting import SOON
-from verifier_pool.queue import STANDINGS
+from verifier_pool.link.queue import STANDINGS
 
 KEYS = [
     {"name": "ann", "sha256": hash_key("sk-ann")},

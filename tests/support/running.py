@@ -16,7 +16,7 @@ from proxy.drain import Drain
 from proxy.serve import uvicorn_config
 from proxy.services import Services
 from tests.support.waiting import PATIENCE
-from verifier_pool.settings_file import SettingsFile
+from verifier_pool.link.settings_file import SettingsFile
 
 
 class RunningProxy:

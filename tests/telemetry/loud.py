@@ -16,7 +16,7 @@ from policies import structure
 from policies.checks import Check
 from policies.evidence import Evidence
 from verifier_pool import worker
-from verifier_pool.telemetry import log
+from verifier_pool.link.telemetry import log
 
 CRASH = b"crash-in-a-check"
 """In a prompt: the checks of the answer break."""

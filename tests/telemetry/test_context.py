@@ -26,9 +26,9 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
 from tests.support.waiting import wait_until
 from tests.telemetry.stack import Span
-from verifier_pool.queue import intent_key
-from verifier_pool.telemetry import names
-from verifier_pool.telemetry.tracing import Tracing
+from verifier_pool.link.queue import intent_key
+from verifier_pool.link.telemetry import names
+from verifier_pool.link.telemetry.tracing import Tracing
 
 __all__ = ["backend", "make_rig", "second", "valkey"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from verifier_pool.telemetry import log
-from verifier_pool.telemetry.log import JsonFormatter, LineHandler, about
+from verifier_pool.link.telemetry import log
+from verifier_pool.link.telemetry.log import JsonFormatter, LineHandler, about
 
 SECRET = "canary"
 
@@ -191,7 +191,7 @@ def test_vllms_processes_log_alike() -> None:
     """vLLM applies the file that `configure` names to each of its processes, as `logging.config` does."""
     program = (
         "import json, logging, logging.config, os, sys\n"
-        "from verifier_pool.telemetry import log\n"
+        "from verifier_pool.link.telemetry import log\n"
         "log.configure()\n"
         "logging.config.dictConfig(json.load(open(os.environ['VLLM_LOGGING_CONFIG_PATH'])))\n"
         "logging.getLogger('vllm.v1').info('quiet')\n"

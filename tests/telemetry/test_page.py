@@ -12,7 +12,7 @@ from opentelemetry.semconv.attributes.http_attributes import HTTP_REQUEST_METHOD
 from opentelemetry.semconv.attributes.server_attributes import SERVER_ADDRESS, SERVER_PORT
 from opentelemetry.semconv.attributes.url_attributes import URL_PATH
 
-from verifier_pool.telemetry import names
+from verifier_pool.link.telemetry import names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 ALL = {attribute for attributes in names.ATTRIBUTES.values() for attribute in attributes}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.waiting import wait_until
 from tests.telemetry.stack import KEY, Span, Stack, running
-from verifier_pool.telemetry import names
+from verifier_pool.link.telemetry import names
 
 CHAT = "/v1/chat/completions"
 LINKED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"

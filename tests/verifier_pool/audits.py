@@ -21,7 +21,7 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, jobs
 from verifier_pool.judge import replay_choices
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     STANDINGS,
     intent_key,
     units_key,

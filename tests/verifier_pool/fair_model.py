@@ -9,9 +9,9 @@ from redis import Redis
 from rq.job import Job
 
 from policies.settings import VerificationSettings
-from verifier_pool import fair
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_JOB
+from verifier_pool.link import fair
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_JOB
 
 RULES = VerificationSettings()
 

@@ -16,7 +16,7 @@ from policies.settings import Settings
 from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool.fair import FairQueue
+from verifier_pool.link.fair import FairQueue
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import queue_of
 

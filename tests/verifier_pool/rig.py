@@ -24,19 +24,20 @@ from policies.settings import ModelSettings, ReferenceSettings, Settings
 from policies.verification import Verification
 from tests.support.waiting import PATIENCE
 from tests.support.waiting import wait_until as wait_until
-from verifier_pool import caretaker, context, fair, jobs, queue, replay_endings, troubles
-from verifier_pool.fair import options
-from verifier_pool.loop import Loop
-from verifier_pool.queue import (
+from verifier_pool import caretaker, context, jobs, replay_endings, troubles
+from verifier_pool.link import fair, queue
+from verifier_pool.link.fair import options
+from verifier_pool.link.queue import (
     OPEN,
     VERIFY_JOB,
     VERIFY_QUEUE,
     evidence_key,
     intent_key,
 )
+from verifier_pool.link.scripts import note_waiting
+from verifier_pool.loop import Loop
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
-from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store

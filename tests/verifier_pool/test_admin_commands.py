@@ -18,8 +18,9 @@ from policies.settings import Settings, parse_settings
 from policies.unit import declaration_name, declaration_of
 from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.test_webhooks import SECRET
-from verifier_pool import overlays, running, trail, worker
-from verifier_pool.queue import standing_key
+from verifier_pool import worker
+from verifier_pool.link import overlays, running, trail
+from verifier_pool.link.queue import standing_key
 
 COMMANDS = ("backends", "profiles", "webhooks", "reload", "audit", "queues")
 

@@ -17,14 +17,14 @@ from tests.verifier_pool.audits import declared, judged, lying, profile_of, rate
 from tests.verifier_pool.told import record
 from tests.verifier_pool.toy import ToyReference, answer, failing
 from verifier_pool import jobs
-from verifier_pool.profiles import name_of
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     UNFOLDED,
     audited_key,
     intent_key,
     standing_key,
     units_key,
 )
+from verifier_pool.profiles import name_of
 from verifier_pool.units import accusing
 
 

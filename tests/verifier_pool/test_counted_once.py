@@ -26,8 +26,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import RQ_PREFIX, rq_job
+from verifier_pool.link.queue import VERIFY_QUEUE, tally_key
 from verifier_pool.loop import Loop
-from verifier_pool.queue import VERIFY_QUEUE, tally_key
 
 TOKEN = "t" * 20
 

@@ -17,14 +17,14 @@ from tests.verifier_pool.sick import Sick, SickSecond
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, jobs, rq_job, worker
-from verifier_pool.loop import Loop
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     OPEN,
     OUTBOX,
     UNFOLDED,
     units_key,
     verdict_key,
 )
+from verifier_pool.loop import Loop
 from verifier_pool.reference import canary
 from verifier_pool.replays import REPLAYING, outcome_key, request_key, vouching_key
 from verifier_pool.standing import Standings

@@ -14,10 +14,10 @@ from policies.verification import Verification
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import rq_job
-from verifier_pool.fair import FairQueue
-from verifier_pool.letters import find
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.letters import find
+from verifier_pool.link.queue import OPEN, VERIFY_QUEUE
 from verifier_pool.loop import Loop
-from verifier_pool.queue import OPEN, VERIFY_QUEUE
 from verifier_pool.replays import queue_of, replay_job
 from verifier_pool.rq_job import OurJob
 from verifier_pool.stages import Stages

@@ -18,7 +18,7 @@ from tests.policies import recorded
 from tests.verifier_pool import rig
 from tests.verifier_pool.told import events
 from verifier_pool import declarations
-from verifier_pool.queue import UNFOLDED, declaration_key
+from verifier_pool.link.queue import UNFOLDED, declaration_key
 from verifier_pool.standing import Standings
 
 WRONG, RIGHT = recorded.GPU, recorded.CPU

@@ -10,9 +10,9 @@ import redis
 from policies.settings import DurabilitySettings, Settings
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
-from verifier_pool import overlays
-from verifier_pool.durable import NotDurable
-from verifier_pool.keys import KeyStore, issue, write
+from verifier_pool.link import overlays
+from verifier_pool.link.durable import NotDurable
+from verifier_pool.link.keys import KeyStore, issue, write
 
 DURABLE = DurabilitySettings(aof=True)
 

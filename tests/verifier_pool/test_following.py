@@ -16,10 +16,11 @@ from redis import Redis
 from policies.reload import FIXED_IN_REFERENCE, FIXED_IN_WORKER
 from policies.settings import Settings, parse_settings
 from tests.support.waiting import wait_until
-from verifier_pool import context, overlays, running, worker
+from verifier_pool import context, worker
 from verifier_pool.following import Following
+from verifier_pool.link import overlays, running
+from verifier_pool.link.running import Said
 from verifier_pool.roles import Roles
-from verifier_pool.running import Said
 
 BACKEND = {"name": "honest", "url": "http://127.0.0.1:1", "model": "toy"}
 

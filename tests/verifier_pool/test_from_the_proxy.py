@@ -19,8 +19,8 @@ from proxy.outage import Outage
 from proxy.recorder import Recorder
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool.queue import intent_key, units_key, waiting_key
-from verifier_pool.scripts import note_waiting
+from verifier_pool.link.queue import intent_key, units_key, waiting_key
+from verifier_pool.link.scripts import note_waiting
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep

@@ -16,7 +16,7 @@ from policies.evidence import Evidence
 from policies.structure import Earlier
 from tests.policies import recorded
 from verifier_pool import history
-from verifier_pool.queue import answered_key, answers_key
+from verifier_pool.link.queue import answered_key, answers_key
 
 ANSWER = recorded.cpu("bf16")[0]
 SECRET = b"secret"

@@ -17,8 +17,8 @@ from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, failing, settings
 from verifier_pool import context, jobs, replay_endings, troubles
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import OPEN, VERIFY_JOB, VERIFY_QUEUE, evidence_key
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import yaml
 import countersign
 from policies.settings import Settings, hash_key, parse_settings
 from tests.support.valkey import Valkey
-from verifier_pool.keys import KEYS, VERSION, KeyStore, counted_keys, id_of
-from verifier_pool.trail import TRAIL
+from verifier_pool.link.keys import KEYS, VERSION, KeyStore, counted_keys, id_of
+from verifier_pool.link.trail import TRAIL
 
 Run = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "keys.md"

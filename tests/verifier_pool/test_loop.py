@@ -19,8 +19,8 @@ from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE, verdict_key
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import UNFOLDED, VERIFY_JOB, VERIFY_QUEUE, verdict_key
 from verifier_pool.replays import outcome_key, queue_of, replay_job
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store

@@ -15,8 +15,8 @@ from rq.utils import now
 from tests.verifier_pool import rig
 from tests.verifier_pool.crashes import survives
 from tests.verifier_pool.toy import settings
-from verifier_pool.fair import FairQueue, options
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
+from verifier_pool.link.fair import FairQueue, options
+from verifier_pool.link.queue import VERIFY_JOB, VERIFY_QUEUE
 from verifier_pool.rq_job import STRANDED_SECONDS, OurJob
 
 ID = "a" * 32

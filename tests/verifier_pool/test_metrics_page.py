@@ -18,8 +18,8 @@ from benchmarks.demo.processes import free_ports
 from policies.errors import SettingsError
 from policies.settings import MetricsSettings, Settings
 from verifier_pool import metrics_page
-from verifier_pool.exposition import CONTENT_TYPE
-from verifier_pool.meters import Meters
+from verifier_pool.link.exposition import CONTENT_TYPE
+from verifier_pool.link.meters import Meters
 from verifier_pool.metrics_page import Page, shown
 from verifier_pool.sheets import Sheet
 

@@ -12,9 +12,9 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.audits import Second, declared, ready
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context
-from verifier_pool.fair import FairQueue
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_JOB, VERIFY_QUEUE
 from verifier_pool.packing import pack_outcomes
-from verifier_pool.queue import VERIFY_JOB, VERIFY_QUEUE
 from verifier_pool.replays import outcome_key, request_key
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep

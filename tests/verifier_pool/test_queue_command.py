@@ -21,10 +21,10 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.test_webhooks import SECRET, hooked, run
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import fair, letters
-from verifier_pool.fair import FairQueue
 from verifier_pool.jobs import verify
-from verifier_pool.queue import (
+from verifier_pool.link import fair, letters
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import (
     OPEN,
     VERIFY_JOB,
     VERIFY_QUEUE,
@@ -34,8 +34,8 @@ from verifier_pool.queue import (
     verdict_key,
     waiting_key,
 )
+from verifier_pool.link.scripts import note_waiting
 from verifier_pool.replays import CANARIES, outcome_key, queue_of, request_key
-from verifier_pool.scripts import note_waiting
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
 

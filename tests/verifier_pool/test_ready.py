@@ -19,8 +19,8 @@ from rq.worker_registration import REDIS_WORKER_KEYS
 from policies.settings import Settings
 from tests.verifier_pool import rig
 from verifier_pool import ready
+from verifier_pool.link.queue import VERIFY_QUEUE
 from verifier_pool.parents import began
-from verifier_pool.queue import VERIFY_QUEUE
 
 REFERENCE = {"kind": "vllm_http", "url": "http://127.0.0.1:9"}
 MODELS = {"toy": {"reference": REFERENCE}, "bare": {}}

@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.flying import Running, Told, letters, submit
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool.fair import FairQueue
+from verifier_pool.link.fair import FairQueue
 from verifier_pool.replays import REPLAYING, queue_of, replay_job, request_key
 
 

@@ -18,8 +18,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.flying import Running, Told, letters, submit
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, troubles
+from verifier_pool.link.queue import evidence_key, verdict_key
 from verifier_pool.loop import Loop
-from verifier_pool.queue import evidence_key, verdict_key
 from verifier_pool.reference.canary import Canary, Known
 from verifier_pool.replays import CANARIES, outcome_key, replay_job, request_key
 

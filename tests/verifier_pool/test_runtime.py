@@ -245,7 +245,7 @@ def test_a_hangup_of_one_that_still_starts_waits_and_reaches_its_children(tmp_pa
     child = tmp_path / "child.py"
     child.write_text(
         "import pathlib, signal, sys, time\n"
-        "from verifier_pool.settings_file import hear_hangups\n"
+        "from verifier_pool.link.settings_file import hear_hangups\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "(here / 'started').touch()\n"
         "while not (here / 'sent').exists(): time.sleep(0.01)\n"

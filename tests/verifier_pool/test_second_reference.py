@@ -15,7 +15,7 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.audits import Second, declared, judged, ready
 from tests.verifier_pool.told import told
 from tests.verifier_pool.toy import ToyReference, answer, failing
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     SECOND_UNCHECKED,
 )
 from verifier_pool.units import Confirmation, confirmed

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from tests.support.waiting import wait_until
 from verifier_pool import sheets
-from verifier_pool.meters import Family, Meters, Spread, merged
+from verifier_pool.link.meters import Family, Meters, Spread, merged
 from verifier_pool.sheets import Sheet, Sheets, Writer
 
 CHILD = """
 import sys, time
-from verifier_pool.meters import Meters
+from verifier_pool.link.meters import Meters
 from verifier_pool.sheets import Sheet, Writer
 meters = Meters()
 counter = meters.counter("c", "1", "", ["k"])

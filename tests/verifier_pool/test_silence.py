@@ -20,8 +20,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.relay import relayed
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import jobs, ready, runtime
+from verifier_pool.link.queue import VERIFY_QUEUE
 from verifier_pool.loop import Loop
-from verifier_pool.queue import VERIFY_QUEUE
 from verifier_pool.store import Store
 
 WORKER = """
@@ -82,7 +82,7 @@ HUNG = """
 import sys, threading, time
 from redis import Redis
 from verifier_pool.loop import Loop
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.link.queue import VERIFY_QUEUE
 
 Loop.pulse, Loop.hung_seconds = 0.1, 1.0
 tick = (lambda: time.sleep(60)) if sys.argv[2] == "hangs" else (lambda: None)

@@ -13,8 +13,8 @@ from policies.settings import Settings
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, jobs, packing
-from verifier_pool.fair import LANES
-from verifier_pool.queue import intent_key, waiting_bytes_key
+from verifier_pool.link.fair import LANES
+from verifier_pool.link.queue import intent_key, waiting_bytes_key
 from verifier_pool.replays import outcome_key, replay_job, request_key
 from verifier_pool.stages import jobs_of
 

@@ -16,7 +16,7 @@ from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.told import CLEAN, REJECTED, events, outbox, push, record, settle, told
 from tests.verifier_pool.toy import settings
 from verifier_pool import worker
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     OUTBOX,
     PREFIX,
     STANDINGS,
@@ -101,7 +101,7 @@ def test_the_same_question_counts_once_over_folds_and_declarations(redis: Redis,
 
 
 def test_the_memory_of_names_is_bounded(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier_pool.scripts.MOST_REMEMBERED", 3)
+    monkeypatch.setattr("verifier_pool.link.scripts.MOST_REMEMBERED", 3)
     rules = settings(valkey_url)
     redis.zadd(seen_key("honest", "u"), {"u:old": time.time() - 31 * 86_400})
     often = told(rules, outcomes=CLEAN | {"distance": (1.0, 0.5)})
@@ -173,7 +173,7 @@ def test_a_unit_that_cannot_be_counted_is_told_of_and_spoils_no_other(
 
 
 def test_a_full_list_drops_and_counts(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier_pool.scripts.MOST_UNITS", 2)
+    monkeypatch.setattr("verifier_pool.link.scripts.MOST_UNITS", 2)
     rules = settings(valkey_url)
     assert all(settle(redis, told(rules)) for _ in range(5))
     assert redis.llen(units_key("honest")) == 2

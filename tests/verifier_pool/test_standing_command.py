@@ -21,7 +21,7 @@ from policies.settings import Settings
 from policies.unit import Unit, declaration_name, declaration_of
 from tests.support.valkey import Valkey
 from verifier_pool import standing_command, standing_text, terminal
-from verifier_pool.queue import (
+from verifier_pool.link.queue import (
     SECOND_UNCHECKED,
     STANDINGS,
     UNFOLDED,

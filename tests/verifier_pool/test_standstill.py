@@ -24,8 +24,8 @@ from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
 from verifier_pool import jobs, standstill
 from verifier_pool import judge as judging
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_QUEUE, evidence_key, verdict_key
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_QUEUE, evidence_key, verdict_key
 from verifier_pool.rq_job import RefusedJob
 from verifier_pool.standstill import ALIKE, HOLD_SECONDS, SOON_SECONDS, Standstill
 

@@ -9,7 +9,7 @@ from redis import Redis
 from policies.verification import public, unverified
 from tests.support.waiting import PATIENCE
 from tests.verifier_pool.toy import settings
-from verifier_pool.queue import OPEN, OUTBOX, VERDICTS, evidence_key, intent_key, verdict_key
+from verifier_pool.link.queue import OPEN, OUTBOX, VERDICTS, evidence_key, intent_key, verdict_key
 from verifier_pool.store import Store
 
 ID = "a" * 32

@@ -13,9 +13,9 @@ from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import worker
-from verifier_pool.fair import FairQueue
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import OPEN, VERIFY_QUEUE, evidence_key, waiting_key
 from verifier_pool.loop import Loop
-from verifier_pool.queue import OPEN, VERIFY_QUEUE, evidence_key, waiting_key
 from verifier_pool.replays import REPLAYING, outcome_key, queue_of, replay_job, request_key
 from verifier_pool.stages import jobs_of
 from verifier_pool.standing import Standings

@@ -12,8 +12,9 @@ from redis import Redis
 from tests.support import redises
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import ToyReference, answer, settings
-from verifier_pool import connection, worker
-from verifier_pool.queue import (
+from verifier_pool import worker
+from verifier_pool.link import connection
+from verifier_pool.link.queue import (
     AUDIT_SECRET,
     OPEN,
     OUTBOX,

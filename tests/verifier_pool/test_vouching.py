@@ -20,8 +20,8 @@ from tests.verifier_pool.audits import declared, judged, ready
 from tests.verifier_pool.sick import Sick, SickSecond
 from tests.verifier_pool.toy import ToyReference, answer, failing
 from verifier_pool import caretaker, context, jobs
+from verifier_pool.link.queue import verdict_key
 from verifier_pool.packing import pack_outcomes, stamp_of
-from verifier_pool.queue import verdict_key
 from verifier_pool.reference import canary
 from verifier_pool.reference.canary import Canary
 from verifier_pool.replays import CANARIES, Stamp, outcome_key, request_key, vouching_key

@@ -17,8 +17,9 @@ from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool import RQ_PREFIX, events, webhooks, worker
-from verifier_pool.queue import OUTBOX, WEBHOOK_QUEUE, disabled_key
+from verifier_pool import RQ_PREFIX, webhooks, worker
+from verifier_pool.link import events
+from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, disabled_key
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, verify_signature
 

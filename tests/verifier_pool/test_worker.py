@@ -21,8 +21,8 @@ from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import VOCAB, ToyReference, answer, settings
 from verifier_pool import RQ_PREFIX, context, worker
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import VERIFY_QUEUE
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import VERIFY_QUEUE
 from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.replays import outcome_key, queue_of, replay_job, request_key
 
@@ -30,7 +30,8 @@ REPLAYS = """
 import os, sys, time
 from pathlib import Path
 from tests.verifier_pool.toy import ToyReference
-from verifier_pool import context, fair, queue, replay_endings, worker
+from verifier_pool import context, replay_endings, worker
+from verifier_pool.link import fair, queue
 from verifier_pool.loop import Loop
 
 config, marks, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])

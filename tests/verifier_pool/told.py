@@ -13,7 +13,7 @@ from redis import Redis
 from policies.settings import Settings
 from policies.unit import Unit, declaration_name, declaration_of
 from policies.verification import unverified
-from verifier_pool.queue import EVENT, UNFOLDED, units_key
+from verifier_pool.link.queue import EVENT, UNFOLDED, units_key
 from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 

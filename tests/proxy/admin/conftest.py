@@ -20,7 +20,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
-from verifier_pool.settings_file import SettingsFile
+from verifier_pool.link.settings_file import SettingsFile
 
 KEYS = [
     {"name": "boss", "sha256": hash_key("ak-boss")},

@@ -15,8 +15,8 @@ from policies.unit import declaration_name
 from tests.proxy.admin.conftest import House, eventually
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
-from verifier_pool.overlays import BACKENDS
-from verifier_pool.queue import standing_key
+from verifier_pool.link.overlays import BACKENDS
+from verifier_pool.link.queue import standing_key
 
 
 def test_what_the_file_says_is_shown(house: House) -> None:
@@ -278,7 +278,7 @@ def test_no_decision_is_without_its_entry(house: House, monkeypatch: pytest.Monk
     def lost(*_: Any, **__: Any) -> None:
         raise RedisConnectionError
 
-    monkeypatch.setattr("verifier_pool.trail.append", lost)
+    monkeypatch.setattr("verifier_pool.link.trail.append", lost)
     decided = house.admin.post("/admin/backends/b1/quarantine", json={"why": "w"})
     assert (decided.status_code, decided.json()["state"]) == (200, "quarantined")
     (entry,) = house.audit(action="standing.")

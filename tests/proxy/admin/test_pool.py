@@ -12,9 +12,9 @@ import pytest
 from rq.serializers import JSONSerializer
 
 from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually
-from verifier_pool import orders, running, trail
-from verifier_pool.fair import FairQueue
-from verifier_pool.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
+from verifier_pool.link import orders, running, trail
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
 
 HOOK = {
     "url": "https://us3r:pa55@example.com:8443/secret-path?token=query",
@@ -58,7 +58,7 @@ def test_what_workers_are_asked_is_done_by_one_and_answered(house: House) -> Non
 
 
 def test_where_no_worker_runs_it_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier_pool.orders.PATIENCE", 0.0)
+    monkeypatch.setattr("verifier_pool.link.orders.PATIENCE", 0.0)
     answer = house.admin.post("/admin/queues/drop", json={"all": True})
     assert (answer.status_code, answer.json()["status"]) == (202, "waiting")
     assert 0 < house.redis.ttl(orders.ORDERS) <= 300

@@ -19,7 +19,7 @@ from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually, tree_of
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
 from tests.support.waiting import TRIES
-from verifier_pool.running import RUNNING
+from verifier_pool.link.running import RUNNING
 
 
 def test_a_changed_file_holds_by_itself(house: House, second: FakeBackend) -> None:

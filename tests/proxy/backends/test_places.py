@@ -19,7 +19,7 @@ from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Script, Step
 from tests.support.waiting import wait_until
-from verifier_pool.queue import OPEN
+from verifier_pool.link.queue import OPEN
 
 INLINE = {"x-countersign-mode": "inline"}
 LARGE = wire.whole(wire.BODY.replace(b"One two three", b"x" * 16_000_000))

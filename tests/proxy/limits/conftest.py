@@ -24,7 +24,7 @@ from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.keys import KeyStore, Use, issue
+from verifier_pool.link.keys import KeyStore, Use, issue
 
 SETTLED = 5.0
 """Seconds after which whatever is settled behind an answer's back has been."""

@@ -22,8 +22,8 @@ from tests.support.fake_backend import Close, FakeBackend, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE
-from verifier_pool.keys import KEYS, KeyStore
-from verifier_pool.telemetry import log
+from verifier_pool.link.keys import KEYS, KeyStore
+from verifier_pool.link.telemetry import log
 
 REFUSED = {
     "message": "no valid API key came with the request",

@@ -25,7 +25,7 @@ from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Until
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
-from verifier_pool.keys import counted_keys, id_of
+from verifier_pool.link.keys import counted_keys, id_of
 
 COST = 200
 """`max_tokens` of each request."""
