@@ -4,6 +4,9 @@ CountersignError
 ├── SettingsError        a setting is missing or wrong; names the key; exit code 3
 ├── EvidenceError        evidence bytes cannot be written or read back
 │   └── OtherVersion     they are whole, and not of the version that reads them
+├── BundleError          an evidence bundle, or a part of one, cannot be written or read back
+├── SealError            an encrypted value cannot be decrypted: it was changed, or belongs to something else
+│   └── NoSealingKey     its key is not among those of the settings
 ├── ProfileError         a calibration profile is malformed, or measured from too little
 ├── ReplayError          the reference could not replay or render
 ├── StoreUnavailable     Redis did not answer
@@ -55,6 +58,18 @@ class EvidenceError(CountersignError):
 
 class OtherVersion(EvidenceError):
     """Evidence is whole, and another version of this program wrote it: one that reads it may come."""
+
+
+class SealError(CountersignError):
+    """An encrypted value cannot be decrypted: it was changed, cut off, or belongs to something else."""
+
+
+class NoSealingKey(SealError):
+    """An encrypted value is whole, as far as can be told, and its key is not among those of the settings."""
+
+
+class BundleError(CountersignError):
+    """An evidence bundle, or a part of one, cannot be written or read back."""
 
 
 class ProfileError(CountersignError):

@@ -28,6 +28,8 @@ FIXED: tuple[Path, ...] = (
     ("admin", "host"),
     ("admin", "port"),
     ("audit", "secret"),
+    ("storage", "encryption_keys"),
+    ("storage", "encryption_keys_file"),
 )
 """Settings that hold for a process from its start to its end."""
 FIXED_IN_PROXY: tuple[Path, ...] = (

@@ -27,6 +27,7 @@ from policies._rules import (
     WebhookSettings,
 )
 from policies._sections import Section, read_tree, says_nothing
+from policies._storage import StorageSettings
 from policies._telemetry import TelemetrySettings
 from policies.errors import SettingsError
 
@@ -47,6 +48,7 @@ __all__ = [
     "RoutingSettings",
     "Settings",
     "StandingSettings",
+    "StorageSettings",
     "StoredKey",
     "TelemetrySettings",
     "TimeoutSettings",
@@ -194,6 +196,7 @@ class Settings(Section):
     standing: StandingSettings = StandingSettings()
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
+    storage: StorageSettings = StorageSettings()
     bounds: BoundsSettings = BoundsSettings()
     admin: AdminSettings = AdminSettings()
     metrics: MetricsSettings = MetricsSettings()

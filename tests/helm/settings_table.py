@@ -31,6 +31,7 @@ ELSEWHERE = {
     "backends.N.api_key": "variable `COUNTERSIGN_BACKENDS__N__API_KEY` in `proxy.existingSecret`",
     "audit.secret": "variable `COUNTERSIGN_AUDIT__SECRET` in `existingSecret`",
     "webhook.secret": "variable `COUNTERSIGN_WEBHOOK__SECRET` in `existingSecret`",
+    "storage.encryption_keys": "variable `COUNTERSIGN_STORAGE__ENCRYPTION_KEYS` in `existingSecret`",
     "admin.host": "`proxy.admin.enabled`",
     "admin.port": "`proxy.admin.port`",
     "admin.keys": "`proxy.admin.existingSecret`",
