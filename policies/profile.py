@@ -23,6 +23,7 @@ the longest calibrated band it fills, whose null has the larger spread of the tw
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -168,6 +169,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> str:
         """The profile as indented JSON, stable under re-reading."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+    def canonical(self) -> bytes:
+        """The bytes that name a profile by their SHA-256: JSON with sorted keys, without spaces, ASCII."""
+        return json.dumps(json.loads(msgspec.json.encode(self)), sort_keys=True, separators=(",", ":")).encode()
 
     def mismatch(self, evidence: Evidence, replay: Replay) -> str:
         """In which part of the key a response is not what was calibrated; empty when in none."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from policies import distance, margin, routing, selection, structure
-from policies.checks import Check, Result, Verdict
+from policies import judging
+from policies.checks import Check
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Replay, ReplayForm
+from policies.judging import Declared, Grounds
 from policies.media import asked_with_media
 from policies.profile import Profile
 from policies.settings import ModelSettings
 from policies.structure import Earlier
-from policies.thinking import tags_of
-from policies.verdict import combine, over_choices
 from policies.verification import Verification, describe
-from verifier_pool.bad_words import forbidden_ids
 from verifier_pool.link.telemetry import names
 from verifier_pool.link.telemetry.tracing import step
 from verifier_pool.reference.base import Reference
@@ -36,37 +35,22 @@ def judge(
     declaration_expired: bool = False,
     earlier: Sequence[Earlier | None] | None = None,
 ) -> Verification:
+    """Judge the choices of one response, by what is declared of their model. See `on_grounds`."""
+    more = {"profile": profile, "replays": replays, "declaration_expired": declaration_expired, "earlier": earlier}
+    return on_grounds(choices, grounds_of(model, **more))
+
+
+def on_grounds(choices: Sequence[Evidence], grounds: Grounds) -> Verification:
     """Judge the choices of one response.
 
-    Args:
-        replays: what came of each choice's replay; None when the response was not audited.
-        declaration_expired: the backend's declared runtime was contradicted (`verifier_pool.declarations`).
-        earlier: what is remembered of the backend's answers to the same request, per choice (`verifier_pool.history`).
-
     Raises:
-        ValueError: there is no choice.
+        ValueError: there is no choice, or another number of replays or memories than of choices.
     """
-    if not choices:
-        raise ValueError("a response without choices cannot be judged")
-    came = [None] * len(choices) if replays is None else replays
-    before = earlier or [None] * len(choices)
     with step(names.CHECKS, {names.CHOICES: len(choices)}):
-        checks = [
-            cpu_checks(
-                choice,
-                model,
-                replay.prompt_ids if isinstance(replay, Replay) else None,
-                declaration_expired=declaration_expired,
-                earlier=known,
-            )
-            for choice, replay, known in zip(choices, came, before, strict=True)
-        ]
+        checks = judging.checks_of(choices, grounds)
     with step(names.JUDGE, {names.CHOICES: len(choices)}) as span:
-        verdicts = [
-            _judge_one(choice, found, replay, model, profile, declaration_expired)
-            for choice, found, replay in zip(choices, checks, came, strict=True)
-        ]
-        overall = verdicts[0] if len(verdicts) == 1 else over_choices(verdicts)
+        verdicts = judging.verdicts_of(choices, checks, grounds)
+        overall = judging.overall_of(verdicts)
         if span is not None:
             span.set({names.WORD: str(overall.word)})
     return describe(choices, verdicts, overall, time.time())
@@ -125,67 +109,11 @@ def cpu_checks(
     declaration_expired: bool = False,
     earlier: Earlier | None = None,
 ) -> list[Check]:
-    """The checks that need no reference, though `structure` uses its rendering of the prompt where there is one."""
-    spelling = spelling_of(model)
-    return [
-        structure.check(
-            choice,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-            rendered_prompt=rendered_prompt,
-            spelling=spelling,
-            earlier=earlier,
-        ),
-        selection.check(
-            choice,
-            vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            bad_words=forbidden_ids(choice, model),
-            tags=tags_of(spelling),
-            declaration_expired=declaration_expired,
-        ),
-    ]
+    """The checks of one choice that need no reference, by what is declared of its model."""
+    grounds = grounds_of(model, declaration_expired=declaration_expired)
+    return judging.cpu_checks(choice, grounds, rendered_prompt, earlier=earlier)
 
 
-def _judge_one(
-    choice: Evidence,
-    checks: list[Check],
-    replay: Replay | ReplayError | None,
-    model: ModelSettings,
-    profile: Profile | None,
-    declaration_expired: bool,
-) -> Verdict:
-    """`checks` are those of the CPU."""
-    if isinstance(replay, Replay):
-        contradicted = declaration_expired or any(selection.fitting_runtime(check.reason) for check in checks)
-        checks.append(distance.check(choice, replay, profile))
-        checks.append(
-            margin.check(
-                choice,
-                replay,
-                profile,
-                eos_token_ids=model.eos_token_ids,
-                bad_words=forbidden_ids(choice, model),
-                contradicted=contradicted,
-                experts=bool(model.experts),
-                tags=tags_of(spelling_of(model)),
-            )
-        )
-    elif isinstance(replay, ReplayError):
-        checks += [Check(name, Result.INCONCLUSIVE, replay.reason) for name in (distance.NAME, margin.NAME)]
-    if model.experts:
-        checks += _routing(choice, replay, profile, model.experts)
-    full = not isinstance(replay, Replay) or replay.form == "full"
-    return combine(checks, audited=replay is not None, full=full)
-
-
-def _routing(
-    choice: Evidence, replay: Replay | ReplayError | None, profile: Profile | None, experts: int
-) -> list[Check]:
-    if isinstance(replay, Replay):
-        return [routing.check(choice, replay, profile, experts=experts)]
-    found = routing.obstacle(choice, experts)
-    if found is None and isinstance(replay, ReplayError):
-        found = Check(routing.NAME, Result.INCONCLUSIVE, replay.reason)
-    return [] if found is None else [found]
+def grounds_of(model: ModelSettings, **more: Any) -> Grounds:
+    """What a verdict rests on, of a declared model; `more` of it (see `Grounds`)."""
+    return Grounds(**{"declared": Declared.of(model), "spelling": spelling_of(model)} | more)
