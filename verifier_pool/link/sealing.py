@@ -5,8 +5,8 @@ A sealed value is
     00 63 73 01 | id of the key, 8 bytes | salt, 24 bytes | ciphertext with its tag
 
 The key of one value is HMAC-SHA256 of its salt under the operator's key, so that no number of values wears a key out: a
-random 96-bit nonce under one key would be safe for 2³² of them only (NIST SP 800-38D, 8.3). Without keys a value stays as
-it is; the few that begin as a sealed one does get the mark 00 63 73 00 before them. Nothing that we store begins so.
+random 96-bit nonce under one key would be safe for 2³² of them only (NIST SP 800-38D, 8.3). Without keys a value stays
+as it is; one that begins as a sealed one does gets the mark 00 63 73 00 before it. Nothing that we store begins so.
 """
 
 from __future__ import annotations

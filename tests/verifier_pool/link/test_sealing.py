@@ -78,9 +78,9 @@ def test_keys_come_from_the_settings_and_from_a_file(tmp_path: Path) -> None:
     assert Sealer.of(named.storage).seals
 
 
-@pytest.mark.parametrize("text", ["", "hunter2", "AAAA", new_key() + "=", new_key() + " x"])
+@pytest.mark.parametrize("text", ["", "hunter2", "AAAA", "A" * 43 + "==", "A" * 43 + "= x"])
 def test_a_key_that_is_none_stops_the_start(text: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="storage.encryption_keys") as caught:
+    with pytest.raises(SettingsError, match=r"storage\.encryption_keys") as caught:
         Sealer.of(StorageSettings.model_validate({"encryption_keys": text}))
     assert not text or text not in str(caught.value)
     (tmp_path / "keys").write_text(text)
