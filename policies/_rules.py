@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
+from policies._deliveries import RETRIES
 from policies._sections import Section
 
 
@@ -120,7 +121,7 @@ class StandingSettings(Section):
 
 
 class WebhookSettings(Section):
-    """Where verdicts are sent.
+    """A webhook of the operator's: it hears of every answer and backend. Others are registered (see `deliveries`).
 
     Attributes:
         url: address of the receiver.
@@ -131,4 +132,4 @@ class WebhookSettings(Section):
     url: Annotated[str, Field(pattern=r"^https?://")]
     secret: SecretStr
     allow_private: bool = Field(False, description="allow private and loopback receivers")
-    retries: tuple[int, ...] = (5, 300, 1800, 7200)
+    retries: tuple[int, ...] = RETRIES

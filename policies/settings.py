@@ -16,6 +16,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from policies._admin import AdminKey, AdminSettings
 from policies._backend_rules import BackendSettings, BreakerSettings, HealthSettings, RoutingSettings
 from policies._bounds import BoundsSettings
+from policies._deliveries import DeliverySettings
 from policies._key_rules import ClientKey, LimitSettings, StoredKey
 from policies._metrics import MetricsSettings
 from policies._rules import (
@@ -39,6 +40,7 @@ __all__ = [
     "BoundsSettings",
     "BreakerSettings",
     "ClientKey",
+    "DeliverySettings",
     "DurabilitySettings",
     "HealthSettings",
     "LimitSettings",
@@ -196,6 +198,7 @@ class Settings(Section):
     standing: StandingSettings = StandingSettings()
     durability: DurabilitySettings = DurabilitySettings()
     webhook: WebhookSettings | None = None
+    deliveries: DeliverySettings = DeliverySettings()
     storage: StorageSettings = StorageSettings()
     bounds: BoundsSettings = BoundsSettings()
     admin: AdminSettings = AdminSettings()
