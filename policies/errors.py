@@ -5,6 +5,8 @@ CountersignError
 ├── EvidenceError        evidence bytes cannot be written or read back
 │   └── OtherVersion     they are whole, and not of the version that reads them
 ├── BundleError          an evidence bundle, or a part of one, cannot be written or read back
+├── ReceiptError         a receipt, the head of the log or a proof does not hold
+│   └── ForkedLog        the log is not the one that was seen before, or lost something
 ├── SealError            an encrypted value cannot be decrypted: it was changed, or belongs to something else
 │   └── NoSealingKey     its key is not among those of the settings
 ├── ProfileError         a calibration profile is malformed, or measured from too little
@@ -58,6 +60,22 @@ class EvidenceError(CountersignError):
 
 class OtherVersion(EvidenceError):
     """Evidence is whole, and another version of this program wrote it: one that reads it may come."""
+
+
+class ReceiptError(CountersignError):
+    """A receipt, the head of the log or a proof does not hold; says why in plain words."""
+
+
+class ForkedLog(ReceiptError):
+    """A log does not continue the one that was seen before: it was cut, changed, or is shown differently to others.
+
+    `before` and `after` are the two signed heads (JWS) that contradict each other: together they prove it.
+    """
+
+    def __init__(self, message: str, before: str, after: str) -> None:
+        super().__init__(message)
+        self.before = before
+        self.after = after
 
 
 class SealError(CountersignError):
