@@ -14,7 +14,7 @@ from benchmarks.overhead import command as overhead
 from benchmarks.overhead.answer import Ask, paced
 from benchmarks.overhead.client import Timed
 from benchmarks.overhead.relay import command, report
-from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, Load
+from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
 from benchmarks.overhead.relay.measure import Bench, Burst, chunks_between
 from benchmarks.overhead.relay.stack import Cores, RelayStack
 from benchmarks.overhead.statistics import Figure
@@ -70,11 +70,55 @@ def test_costs_of_chunks_and_requests_come_apart() -> None:
 
 def test_the_page_shows_what_was_added() -> None:
     page = report.text(METADATA, bursts())
-    assert "| Countersign | 32 | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) | 80 (80 to 80) | 0 of 224 |" in page
+    assert (
+        "| Countersign | 32 | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) | 80 (80 to 80) | 93 (93 to 93) | 0 of 224 |"
+        in page
+    )
     assert "| first token, p50 ms | 24.1" in page
     assert "0 in 448 requests" in page
     assert "Busy" not in page
     assert "Too few" not in page
+
+
+def test_an_arm_that_is_behind_has_no_price_of_a_chunk_alone() -> None:
+    """What it passes on while all stream are chunks of earlier: many for little CPU, or few for much."""
+    behind = [burst("litellm", number, chunk_us=80, request_ms=2) for number in range(1, 8)]
+    for each in behind:
+        each.window_chunks //= 10
+    assert report.chunk_cost(behind) is None
+    assert report.request_cost(behind) is None
+    whole = report.whole_cost(behind)
+    assert whole is not None
+    assert whole.value == pytest.approx(80 + 2000 / 150)
+
+
+def test_requests_in_a_row_have_a_table_of_their_own() -> None:
+    rows = [*bursts()]
+    for arm, added in (("direct", 0.0), ("floor", 0.25), ("proxy", 1.0)):
+        for number in range(1, 8):
+            found = burst(arm, number, added=added)
+            found.streams = found.requests = WARM.streams
+            found.warm, found.cpu_ms = True, 2.0 * WARM.streams
+            rows.append(found)
+    page = report.text(METADATA, rows)
+    assert "| Countersign | one each 5 ms | 1.00 (1.00 to 1.00) |" in page
+    assert "| a bare forwarder | one each 5 ms | 0.25 (0.25 to 0.25) |" in page
+    assert "| CPU per request with its chunks, ms |  | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) |" in page
+    assert "| Countersign | 32 | 1.50" in page
+    assert "200 streams at once" not in page
+
+
+def test_when_requests_are_due() -> None:
+    rng = np.random.default_rng(1)
+    assert WARM.offsets(rng).tolist() == pytest.approx([at * WARM.spacing for at in range(WARM.streams)])
+    assert LOADS[1].offsets(rng).tolist() == [0.0]
+    many = LOADS[200].offsets(rng)
+    assert sorted(many) == many.tolist()
+    assert 0 <= many[0] <= many[-1] <= LOADS[200].spread
+    assert LOADS[1000].has("litellm", 1)
+    assert not LOADS[1000].has("litellm", 2)
+    assert not WARM.has("litellm", 1)
+    assert all(load.has("floor", number) for load in (*LOADS.values(), WARM) for number in range(1, 8))
 
 
 def test_failures_and_doubts_are_on_the_page() -> None:
@@ -141,9 +185,9 @@ def test_a_burst_through_a_real_proxy() -> None:
     with RelayStack(8, None) as stack, asyncio.Runner(loop_factory=precise_loop) as runner:
         bench = Bench(stack, [load], seed=1)
         runner.run(bench.round(1))
-    assert {each.arm for each in bench.bursts} == {"direct", "proxy"}
+    assert {each.arm for each in bench.bursts} == {"direct", "floor", "proxy"}
     for each in bench.bursts:
         assert each.errors == {}
         assert each.chunks == 32
         assert all(first >= 20 for first in each.first_ms)
-        assert (each.cpu_ms > 0) == (each.arm == "proxy")
+        assert (each.cpu_ms > 0) == (each.arm != "direct")

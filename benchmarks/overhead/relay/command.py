@@ -17,7 +17,7 @@ from benchmarks import values
 from benchmarks.overhead import machine
 from benchmarks.overhead.answer import Ask, Script
 from benchmarks.overhead.relay import report
-from benchmarks.overhead.relay.loads import LOADS
+from benchmarks.overhead.relay.loads import LOADS, WARM
 from benchmarks.overhead.relay.measure import Bench, Burst
 from benchmarks.overhead.relay.stack import RelayStack, litellm_version
 from benchmarks.overhead.upstream import precise_loop
@@ -81,6 +81,8 @@ def _measure(arguments: argparse.Namespace, load: float) -> tuple[dict[str, Any]
         versions["litellm"] = litellm_version(arguments.litellm)
     started, clock = datetime.now(UTC), time.monotonic()
     loads = [LOADS[streams] for streams in sorted(set(arguments.streams))]
+    if 1 in arguments.streams:
+        loads.append(WARM)
     tokens = max(each.tokens for each in loads)
     _say("starting backend, proxy and others")
     with RelayStack(tokens, arguments.litellm) as stack:

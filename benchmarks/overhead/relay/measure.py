@@ -28,6 +28,7 @@ class Burst:
     """What one burst showed. Times in milliseconds, memory in MiB; CPU is that of the process between the two ends.
 
     Attributes:
+        warm: each request came soon after the one before (`Load.spacing`).
         first_ms: from when each request was due to its first token.
         gaps_ms: p50, p99 and the longest of all times between two tokens of a stream.
         cpu_ms: from the first request until the process had nothing to do any more.
@@ -46,6 +47,7 @@ class Burst:
     window_chunks: int = 0
     resident_mib: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
+    warm: bool = False
 
     def line(self) -> dict[str, Any]:
         """As it is written, numbers rounded to what they mean."""
@@ -70,13 +72,14 @@ class Bench:
     async def round(self, number: int) -> None:
         """Every burst of one round, shuffled."""
         plan = [(arm, load) for load in self._loads for arm in self._stack.arms for _ in range(load.repeats)]
+        plan = [(arm, load) for arm, load in plan if load.has(arm, number)]
         for position in self._rng.permutation(len(plan)):
             arm, load = plan[position]
             self.bursts.append(await self._burst(number, arm, load))
 
     async def _burst(self, number: int, arm: str, load: Load) -> Burst:
         self._stack.check()
-        offsets = np.sort(self._rng.uniform(0.0, load.spread, load.streams)) if load.spread else np.zeros(load.streams)
+        offsets = load.offsets(self._rng)
         marks: list[tuple[float, float, float]] = []
         loop = asyncio.get_running_loop()
         meter = _Meter(self._stack, arm)
@@ -87,10 +90,14 @@ class Bench:
         unrecorded = self._unrecorded(arm)
         before = meter.cpu()
         timed = await burst(
-            self._target(arm, load), offsets, load.seconds + PATIENCE_SECONDS, [(at, mark) for at in load.window]
+            self._target(arm, load),
+            offsets,
+            load.seconds + PATIENCE_SECONDS,
+            [] if load.warm else [(at, mark) for at in load.window],
         )
         await meter.settle()
-        found = Burst(number, load.streams, arm, load.streams, cpu_ms=1000 * (meter.cpu() - before))
+        found = Burst(number, load.streams, arm, load.streams, warm=load.warm)
+        found.cpu_ms = 1000 * (meter.cpu() - before)
         _read(found, timed, load)
         if (more := int(self._unrecorded(arm) - unrecorded)) > 0:
             found.errors["unrecorded"] = more
@@ -112,7 +119,7 @@ class Bench:
             "temperature": 0,
             "stream": True,
         }
-        headers = {"authorization": f"Bearer {KEY}"} if arm != "direct" else {}
+        headers = {"authorization": f"Bearer {KEY}"} if arm not in ("direct", "floor") else {}
         return Target(arm, f"{self._stack.urls[arm]}/v1/chat/completions", orjson.dumps(request), headers)
 
 

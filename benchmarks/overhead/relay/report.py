@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, Load
+from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
 from benchmarks.overhead.relay.measure import Burst
 from benchmarks.overhead.statistics import Figure, Rounds, added_median, added_quantile, median_of_medians, spread
 
-LABELS = {"direct": "direct", "proxy": "Countersign", "litellm": "LiteLLM"}
+LABELS = {"direct": "direct", "proxy": "Countersign", "litellm": "LiteLLM", "floor": "a bare forwarder"}
 COMMAND = "countersign bench overhead --relay-only"
+_ALL = (LOADS[1], WARM, *(load for streams, load in sorted(LOADS.items()) if streams > 1))
+_CHUNK, _REQUEST = "CPU per chunk alone, µs", "CPU per chunk, its request's shared out, µs"
 
 
 def write(metadata: dict[str, Any], bursts: Sequence[Burst], stem: Path) -> str:
@@ -42,9 +44,9 @@ def read(path: Path) -> tuple[dict[str, Any], list[Burst]]:
 def text(metadata: dict[str, Any], bursts: Sequence[Burst]) -> str:
     """The page, Markdown."""
     arms = [arm for arm in LABELS if any(burst.arm == arm for burst in bursts)]
-    loads = [load for streams, load in sorted(LOADS.items()) if any(burst.streams == streams for burst in bursts)]
+    loads = [load for load in _ALL if _of(bursts, "direct", load)]
     parts = [_head(metadata), _short(arms, loads, bursts)]
-    parts += [_at(load, arms, [burst for burst in bursts if burst.streams == load.streams]) for load in loads]
+    parts += [_at(load, [arm for arm in arms if _of(bursts, arm, load)], bursts) for load in loads]
     parts += [_errors(bursts), _notes(metadata, arms)]
     return "\n\n".join(parts) + "\n"
 
@@ -69,68 +71,97 @@ def _head(metadata: dict[str, Any]) -> str:
 
 def _short(arms: Sequence[str], loads: Sequence[Load], bursts: Sequence[Burst]) -> str:
     """What most readers want to know."""
-    header = ["", "streams", "first token adds, p50 ms", "p99 ms", "CPU per chunk, µs", "failed"]
+    header = ["", "streams", "first token adds, p50 ms", "p99 ms", _CHUNK, _REQUEST, "failed"]
     rows = [header, ["---", *["---:"] * (len(header) - 1)]]
     for arm in arms:
         for load in loads if arm != "direct" else []:
             mine = _of(bursts, arm, load)
             base, added = _firsts(_of(bursts, "direct", load)), _firsts(mine)
             failed = sum(sum(burst.errors.values()) for burst in mine)
+            if not mine:
+                continue
             rows.append(
                 [
                     LABELS[arm],
-                    f"{load.streams:,}",
-                    _figure(lambda base=base, added=added: added_median(base, added), base, added),  # type: ignore[misc]
-                    _figure(lambda base=base, added=added: added_quantile(base, added, 0.99), base, added),  # type: ignore[misc]
+                    _named(load),
+                    _added(base, added, 0.5),
+                    _added(base, added, 0.99),
                     _or_none(chunk_cost(mine), 0),
+                    _or_none(whole_cost(mine), 0),
                     f"{failed:,} of {sum(burst.requests for burst in mine):,}",
                 ]
             )
     return "## In short\n\n" + _table(rows)
 
 
+def _named(load: Load) -> str:
+    if load.warm:
+        return f"one each {1000 * load.spacing:g} ms"
+    return "1, from idle" if load.streams == 1 else f"{load.streams:,}"
+
+
+def _titled(load: Load) -> tuple[str, str]:
+    """A load's title, and when its requests are due."""
+    if load.warm:
+        spacing = f"{1000 * load.spacing:g} ms"
+        return f"One request each {spacing}", f"one request each {spacing}, {load.streams} in a row"
+    if load.streams == 1:
+        return "One request at a time, from idle", "each after the one before, everything asleep meanwhile"
+    how = f"due at random times within {load.spread:g} s, whether or not earlier ones were answered"
+    return f"{load.streams:,} streams at once", how
+
+
 def _at(load: Load, arms: Sequence[str], bursts: Sequence[Burst]) -> str:
-    title = "One request at a time" if load.streams == 1 else f"{load.streams:,} streams at once"
+    title, how = _titled(load)
+    of = {arm: _of(bursts, arm, load) for arm in arms}
     others = [arm for arm in arms if arm != "direct"]
     header = ["", "direct", *(f"{LABELS[arm]} adds" for arm in others)]
     rows = [header, ["---", *["---:"] * (len(header) - 1)]]
-    firsts = {arm: _firsts(_of(bursts, arm, load)) for arm in arms}
-    gaps = {arm: [_gaps(_of(bursts, arm, load), at) for at in range(3)] for arm in arms}
+    firsts = {arm: _firsts(of[arm]) for arm in arms}
+    gaps = {arm: [_gaps(of[arm], at) for at in range(3)] for arm in arms}
     for name, q in (("first token, p50 ms", 0.5), ("first token, p95 ms", 0.95), ("first token, p99 ms", 0.99)):
         added = [_added(firsts["direct"], firsts[arm], q) for arm in others]
         rows.append([name, _plain(firsts["direct"], q), *added])
     for name, at in (("gap between tokens, p50 ms", 0), ("gap, p99 ms", 1), ("longest gap, ms", 2)):
         added = [_added(gaps["direct"][at], gaps[arm][at], 0.5) for arm in others]
         rows.append([name, _plain(gaps["direct"][at], 0.5), *added])
-    costs: list[tuple[str, Callable[[Sequence[Burst]], Figure | None], int]] = [
-        ("CPU per chunk while all stream, µs", chunk_cost, 0),
-        ("CPU per request besides, ms", request_cost, 2),
-        ("CPU in all per chunk, µs", whole_cost, 0),
-        ("memory (RSS), MiB", resident, 0),
-    ]
-    for name, cost, digits in costs:
-        rows.append([name, "", *(_or_none(cost(_of(bursts, arm, load)), digits) for arm in others)])
-    rows.append(["whole answers", *(_served(_of(bursts, arm, load)) for arm in ["direct", *others])])
-    how = (
-        f"{load.repeats} requests per column and round, each after the one before"
-        if load.streams == 1
-        else f"due at random times within {load.spread:g} s, whether or not earlier ones were answered"
-    )
-    pace = f"{load.tokens} tokens each, one every {1000 * load.interval:g} ms ({load.rate:,.0f} chunks/s in all)"
+    for name, cost, digits in _WARM_COSTS if load.warm else _COSTS:
+        rows.append([name, "", *(_or_none(cost(of[arm]), digits) for arm in others)])
+    rows.append(["whole answers", *(_served(of[arm]) for arm in ["direct", *others])])
+    pace = f"{load.tokens} tokens each, one every {1000 * load.interval:g} ms"
+    if not load.warm:
+        pace += f" ({load.rate:,.0f} chunks/s in all)"
     return f"## {title}\n\n{pace}; {how}.\n\n{_table(rows)}"
 
 
 def chunk_cost(bursts: Sequence[Burst]) -> Figure | None:
-    """Microseconds of CPU per chunk while every stream flows: median and quartiles over rounds."""
+    """Microseconds of CPU that one chunk more costs, while every stream flows and no request begins or ends: median and
+    quartiles over rounds. None where it cannot be told: an arm that is behind has chunks of other times in it, and what
+    a request then costs besides would come out below nothing.
+    """
+    chunk = _flowing(bursts)
+    return None if chunk is None or _besides(bursts, chunk).value < 0 else chunk
+
+
+def _flowing(bursts: Sequence[Burst]) -> Figure | None:
     return _ratio(bursts, lambda burst: 1000 * burst.window_cpu_ms, lambda burst: burst.window_chunks)
 
 
 def request_cost(bursts: Sequence[Burst]) -> Figure | None:
     """Milliseconds of CPU per request besides its chunks: all of it, less the chunks' at the price of `chunk_cost`."""
     chunk = chunk_cost(bursts)
-    if chunk is None:
-        return None
-    return _ratio(bursts, lambda burst: burst.cpu_ms - burst.chunks * chunk.value / 1000, lambda burst: burst.requests)
+    return None if chunk is None else _besides(bursts, chunk)
+
+
+def _besides(bursts: Sequence[Burst], chunk: Figure) -> Figure:
+    found = _ratio(bursts, lambda burst: burst.cpu_ms - burst.chunks * chunk.value / 1000, lambda burst: burst.requests)
+    assert found is not None
+    return found
+
+
+def each_cost(bursts: Sequence[Burst]) -> Figure | None:
+    """Milliseconds of CPU per request, its chunks among them."""
+    return _ratio(bursts, lambda burst: burst.cpu_ms, lambda burst: burst.requests)
 
 
 def whole_cost(bursts: Sequence[Burst]) -> Figure | None:
@@ -144,6 +175,17 @@ def resident(bursts: Sequence[Burst]) -> Figure | None:
     return spread(found) if found else None
 
 
+_COSTS: tuple[tuple[str, Callable[[Sequence[Burst]], Figure | None], int], ...] = (
+    (_CHUNK, chunk_cost, 0),
+    ("CPU per request besides, ms", request_cost, 2),
+    (_REQUEST, whole_cost, 0),
+    ("memory (RSS), MiB", resident, 0),
+)
+_WARM_COSTS: tuple[tuple[str, Callable[[Sequence[Burst]], Figure | None], int], ...] = (
+    ("CPU per request with its chunks, ms", each_cost, 2),
+)
+
+
 def _ratio(bursts: Sequence[Burst], value: Callable[[Burst], float], count: Callable[[Burst], float]) -> Figure | None:
     rounds: dict[int, list[Burst]] = {}
     for burst in bursts:
@@ -154,7 +196,7 @@ def _ratio(bursts: Sequence[Burst], value: Callable[[Burst], float], count: Call
 
 
 def _of(bursts: Iterable[Burst], arm: str, load: Load) -> list[Burst]:
-    return [burst for burst in bursts if burst.arm == arm and burst.streams == load.streams]
+    return [burst for burst in bursts if (burst.arm, burst.streams, burst.warm) == (arm, load.streams, load.warm)]
 
 
 def _firsts(bursts: Sequence[Burst]) -> Rounds:
@@ -212,6 +254,8 @@ def _errors(bursts: Sequence[Burst]) -> str:
 
 def _notes(metadata: dict[str, Any], arms: Sequence[str]) -> str:
     parts = [_METHOD.format(first=1000 * FIRST_SECONDS, size=metadata["chunk_bytes"]), _places(metadata["cores"])]
+    if "floor" in arms:
+        parts.append(_FLOOR)
     if "litellm" in arms:
         parts.append(_OTHER)
     return "## How to read this\n\n" + "\n\n".join(parts)
@@ -233,17 +277,27 @@ Times are taken at the client's socket, from the moment a request was due, conne
 all arms are shuffled inside each round. A p50 is the median over rounds of (arm's median − direct's median) of that
 round, with its quartiles; other quantiles of the first token are differences over all requests, with quartiles from
 drawing whole rounds anew. Gaps are quantiles over all tokens of a burst, compared round by round. CPU is what the
-kernel counted for the gateway's processes, Redis not included: per chunk between the moment when the last stream of a
-burst flows and the one when the first ends, per request what is left of the whole.
+kernel counted for the gateway's processes, Redis not included: of a chunk alone between the moment when the last
+stream of a burst flows and the one when the first ends, so that no request begins or ends meanwhile; of a request
+besides, what is left of the whole; and all of it divided by all chunks.
+
+"From idle": nothing has run for a tenth of a second when a request comes, nor for ten milliseconds when a token does;
+so what it takes to wake a core, and what a cold one takes longer, is in those figures. With one request every few
+milliseconds nobody sleeps for long, and only a few requests are under way.
 
 The backend is a script: the first token after {first:g} ms. Asked for evidence it sends what vLLM sends, top-20
 logprobs and token ids, in chunks of {size:,} bytes on average; otherwise the plain stream, as to `direct`. Countersign
 asks for the evidence, hides it from the client, keeps it, and queues its job in Valkey; no worker runs. Clients have a
 key, without limits. Loopback, no TLS."""
 
+_FLOOR = """\
+The bare forwarder passes bytes between two sockets (asyncio on uvloop) and does nothing else, so it shows what of all
+figures is the price of one more process in between. It carries the plain stream, as LiteLLM does."""
+
 _OTHER = """\
 LiteLLM's proxy runs with one worker process, retries and cooldowns off, no database, one master key, and passes the
-plain stream on: it asks for no evidence, records nothing, and reads chunks a tenth of the size."""
+plain stream on: it asks for no evidence, records nothing, and reads chunks a tenth of the size. It has no turn where
+requests come faster than it answers one by one, and at 1,000 streams in every third round."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

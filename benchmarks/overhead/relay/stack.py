@@ -46,7 +46,7 @@ class Cores:
 
 
 class RelayStack:
-    """Starts backend, Valkey, proxy and LiteLLM; a context manager.
+    """Starts backend, Valkey, forwarder, proxy and LiteLLM; a context manager.
 
     Args:
         tokens: of the longest answer.
@@ -74,6 +74,7 @@ class RelayStack:
             valkey = self._stack.enter_context(EmbeddedValkey(str(self._folder / "v")))
             os.sched_setaffinity(0, {self.cores.client})
             self.urls["direct"] = self._backend()
+            self.urls["floor"] = self._floor()
             self.urls["proxy"] = self._proxy(f"unix://{valkey.socket}")
             if self._litellm is not None:
                 self.urls["litellm"] = self._other(self._litellm)
@@ -87,7 +88,7 @@ class RelayStack:
 
     @property
     def arms(self) -> list[str]:
-        """`direct` and the gateways that run."""
+        """`direct` and what runs in between: `floor`, `proxy`, `litellm`."""
         return list(self.urls)
 
     def pid(self, arm: str) -> int:
@@ -111,6 +112,11 @@ class RelayStack:
     def _backend(self) -> str:
         words = [sys.executable, "-m", "benchmarks.overhead.upstream", f"--tokens={self._tokens}"]
         return f"http://127.0.0.1:{self._children.port('backend', _pinned(words, self.cores.backend))}"
+
+    def _floor(self) -> str:
+        host, _, port = self.urls["direct"].removeprefix("http://").partition(":")
+        words = [sys.executable, "-m", "benchmarks.overhead.relay.floor", host, port]
+        return f"http://127.0.0.1:{self._children.port('floor', _pinned(words, self.cores.gateway))}"
 
     def _proxy(self, redis_url: str) -> str:
         port = free_port()
