@@ -30,6 +30,8 @@ FIXED: tuple[Path, ...] = (
     ("audit", "secret"),
     ("storage", "encryption_keys"),
     ("storage", "encryption_keys_file"),
+    ("receipts", "signing_keys"),
+    ("receipts", "signing_keys_file"),
 )
 """Settings that hold for a process from its start to its end."""
 FIXED_IN_PROXY: tuple[Path, ...] = (

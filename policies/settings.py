@@ -19,6 +19,7 @@ from policies._bounds import BoundsSettings
 from policies._deliveries import DeliverySettings
 from policies._key_rules import ClientKey, LimitSettings, StoredKey
 from policies._metrics import MetricsSettings
+from policies._receipts import ReceiptSettings
 from policies._rules import (
     AuditSettings,
     DurabilitySettings,
@@ -46,6 +47,7 @@ __all__ = [
     "LimitSettings",
     "MetricsSettings",
     "ModelSettings",
+    "ReceiptSettings",
     "ReferenceSettings",
     "RoutingSettings",
     "Settings",
@@ -200,6 +202,7 @@ class Settings(Section):
     webhook: WebhookSettings | None = None
     deliveries: DeliverySettings = DeliverySettings()
     storage: StorageSettings = StorageSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     bounds: BoundsSettings = BoundsSettings()
     admin: AdminSettings = AdminSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -206,8 +206,8 @@ def _env() -> Schema:
     """
     name = {"type": "string", "minLength": 1, "not": {"pattern": f"^(HOME|COUNTERSIGN_({_any_case(_OWNED)}))$"}}
     words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|HEADERS"
-    words += "|COUNTERSIGN_(ADMIN__)?KEYS|ENCRYPTION_KEYS$"
-    token = f"(^|[^_a-zA-Z]){_any_case('TOKEN')}[\"']?\\s*:|{_any_case('ENCRYPTION_KEYS')}[\"']?\\s*:"
+    words += "|COUNTERSIGN_(ADMIN__)?KEYS|(ENCRYPTION|SIGNING)_KEYS$"
+    token = f"(^|[^_a-zA-Z]){_any_case('TOKEN')}[\"']?\\s*:|{_any_case('(ENCRYPTION|SIGNING)_KEYS')}[\"']?\\s*:"
     inside = f"({_any_case('API_KEY|SECRET|SHA256')})|{token}|://[^/?#]*@"
     return {
         **closed({"name": name, "value": _TEXT | {"not": {"pattern": inside}}, "valueFrom": _FREE}, required=["name"]),

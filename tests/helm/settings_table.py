@@ -32,6 +32,7 @@ ELSEWHERE = {
     "audit.secret": "variable `COUNTERSIGN_AUDIT__SECRET` in `existingSecret`",
     "webhook.secret": "variable `COUNTERSIGN_WEBHOOK__SECRET` in `existingSecret`",
     "storage.encryption_keys": "variable `COUNTERSIGN_STORAGE__ENCRYPTION_KEYS` in `existingSecret`",
+    "receipts.signing_keys": "variable `COUNTERSIGN_RECEIPTS__SIGNING_KEYS` in `existingSecret`",
     "admin.host": "`proxy.admin.enabled`",
     "admin.port": "`proxy.admin.port`",
     "admin.keys": "`proxy.admin.existingSecret`",

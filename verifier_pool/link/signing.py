@@ -1,0 +1,220 @@
+"""What signs receipts: the operator's keys, or else keys of its own that are kept in Redis.
+
+    receipt-keys  hash: by `kid` a key as JSON: `public`, `since` (Unix second from which it may sign) and, as long as
+                  it may, `seed`; both in base64url, the seed sealed first (`verifier_pool.link.sealing`)
+
+With keys of the operator's, Redis has no say in what signs or is published. Without, a key is made by whoever needs one
+first. A script checks in the step that stores a receipt that its key is published (`scripts.STORE_VERDICT`), so nobody
+goes on signing with one that is gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from redis import Redis
+
+from policies import jws
+from policies.documents import document
+from policies.errors import ReceiptError, SettingsError
+from policies.settings import ReceiptSettings
+from verifier_pool.link.queue import PREFIX
+from verifier_pool.link.sealing import Sealer
+
+RECEIPT_KEYS = PREFIX + "receipt-keys"
+REFRESH_SECONDS = 30.0
+"""How soon a process hears of another key in Redis."""
+OVERLAP_SECONDS = 300.0
+"""For how long a new key is published before it signs: longer than anybody keeps what was published (`max-age`)."""
+
+_MAKE = """
+if redis.call('HLEN', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
+"""
+_EXPECTED = "keys of 32 bytes each in base64url (`countersign receipts keygen`), with spaces or line ends between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A key in Redis. `key` is None once it signs no more, or where its seed cannot be unsealed here."""
+
+    kid: str
+    public: bytes
+    since: float
+    key: Ed25519PrivateKey | None
+    seed: bool
+
+
+class Signer:
+    """Signs for one process.
+
+    Args:
+        redis: where keys are kept that the settings do not have.
+        sealer: what their seeds are sealed with.
+
+    Raises:
+        SettingsError: a key of the settings is none.
+    """
+
+    def __init__(self, redis: Redis, settings: ReceiptSettings | None = None, sealer: Sealer | None = None) -> None:
+        rules = settings or ReceiptSettings()
+        self._redis = redis
+        self._sealer = sealer or Sealer()
+        self._own = read_keys(rules)
+        self._known = _public_keys(rules)
+        self._held: list[Kept] = []
+        self._fresh = float("-inf")
+
+    def renew(self, settings: ReceiptSettings) -> None:
+        """Take over other public keys; what signs stays until the process ends."""
+        self._known = _public_keys(settings)
+
+    @property
+    def configured(self) -> bool:
+        """Whether the settings say what signs."""
+        return bool(self._own)
+
+    def sign(self, payload: bytes, kind: str) -> tuple[str, str]:
+        """The token, and the `kid` that has to be in Redis for it to be stored; '' where that has no say.
+
+        Raises:
+            ReceiptError, SealError: there is no key to sign with.
+            RedisError: a key has to be read, and cannot.
+        """
+        if self._own:
+            return jws.sign(payload, self._own[0], kind), ""
+        kept = self._current()
+        assert kept.key is not None
+        return jws.sign(payload, kept.key, kind), kept.kid
+
+    def published(self) -> list[bytes]:
+        """Public keys, the one that signs first. Raises what `sign` does."""
+        if self._own:
+            return [*map(jws.public_bytes, self._own), *self._known]
+        self._current()
+        return [*(kept.public for kept in reversed(self._held)), *self._known]
+
+    def forget(self) -> None:
+        """Ask Redis again before the next signature."""
+        self._fresh = float("-inf")
+
+    def _current(self) -> Kept:
+        if time.monotonic() > self._fresh + REFRESH_SECONDS:
+            self._held = self._read() or self._made()
+            self._fresh = time.monotonic()
+        now = time.time()
+        usable = [kept for kept in self._held if kept.key is not None and kept.since <= now]
+        if not usable:
+            self.forget()
+            raise ReceiptError("no key in Redis signs receipts any more; give `receipts.signing_keys`")
+        return usable[-1]
+
+    def _read(self) -> list[Kept]:
+        return kept_keys(self._redis, self._sealer)
+
+    def _made(self) -> list[Kept]:
+        key = jws.new_key()
+        # Backdated, so that a clock that is behind uses it too.
+        kid, record = record_of(key, time.time() - OVERLAP_SECONDS, self._sealer)
+        self._redis.eval(_MAKE, 1, RECEIPT_KEYS, kid, record)
+        return self._read()
+
+
+def kept_keys(redis: Redis, sealer: Sealer) -> list[Kept]:
+    """The keys in Redis, the one that signs latest last. Raises SealError for a seed that cannot be unsealed."""
+    found = []
+    for kid, stored in cast("dict[bytes, bytes]", redis.hgetall(RECEIPT_KEYS)).items():
+        kept = _kept(kid.decode(errors="replace"), document(stored), sealer)
+        if kept is not None:
+            found.append(kept)
+    return sorted(found, key=lambda each: (each.since, each.kid))
+
+
+def rotate(redis: Redis, sealer: Sealer) -> tuple[str, float]:
+    """Make a key that signs from `OVERLAP_SECONDS` on; those that signed before the one that does now lose their seed.
+
+    Returns:
+        Its `kid`, and from when on it signs (Unix seconds).
+    """
+    now = time.time()
+    signing = [kept for kept in kept_keys(redis, sealer) if kept.seed]
+    begun = [kept for kept in signing if kept.since <= now]
+    key, since = jws.new_key(), now + OVERLAP_SECONDS
+    kid, record = record_of(key, since, sealer)
+    with redis.pipeline() as pipeline:
+        pipeline.hset(RECEIPT_KEYS, kid, record)
+        for kept in begun[:-1]:
+            pipeline.hset(RECEIPT_KEYS, kept.kid, _record(kept.public, kept.since))
+        pipeline.execute()
+    return kid, since
+
+
+def record_of(key: Ed25519PrivateKey, since: float, sealer: Sealer) -> tuple[str, bytes]:
+    """A key's `kid` and what is kept of it in Redis."""
+    public = jws.public_bytes(key)
+    kid = jws.kid_of(public)
+    return kid, _record(public, since, sealer.seal(key.private_bytes_raw(), _about(kid)))
+
+
+def read_keys(settings: ReceiptSettings) -> list[Ed25519PrivateKey]:
+    """The keys of the settings, those of the file after the others. Raises SettingsError, without any key in it."""
+    keys = []
+    if settings.signing_keys is not None:
+        keys += _keys_in(settings.signing_keys.get_secret_value(), "signing_keys")
+    if settings.signing_keys_file is not None:
+        try:
+            text = Path(settings.signing_keys_file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            expected = f"a readable file, not {settings.signing_keys_file!r} ({type(error).__name__})"
+            raise SettingsError("receipts.signing_keys_file", expected) from error
+        keys += _keys_in(text, "signing_keys_file")
+    return keys
+
+
+def _keys_in(text: str, name: str) -> list[Ed25519PrivateKey]:
+    try:
+        keys = [jws.key_from(jws.key_bytes(part)) for part in text.split()]
+    except ReceiptError:
+        keys = []
+    if not keys:
+        raise SettingsError(f"receipts.{name}", _EXPECTED) from None
+    return keys
+
+
+def _public_keys(settings: ReceiptSettings) -> Sequence[bytes]:
+    try:
+        return [jws.key_bytes(text) for text in settings.public_keys]
+    except ReceiptError:
+        raise SettingsError("receipts.public_keys", "public keys of 32 bytes in base64url") from None
+
+
+def _kept(kid: str, stored: dict[str, Any] | None, sealer: Sealer) -> Kept | None:
+    """None for what is no key."""
+    try:
+        public = jws.key_bytes(str((stored or {}).get("public")))
+    except ReceiptError:
+        return None
+    since, sealed = (stored or {}).get("since"), (stored or {}).get("seed")
+    if jws.kid_of(public) != kid or not isinstance(since, int | float):
+        return None
+    key = None
+    if isinstance(sealed, str):
+        key = jws.key_from(sealer.open(base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4)), _about(kid)))
+        if jws.public_bytes(key) != public:
+            return None
+    return Kept(kid, public, float(since), key, key is not None)
+
+
+def _record(public: bytes, since: float, seed: bytes | None = None) -> bytes:
+    said: dict[str, Any] = {"public": jws.key_text(public), "since": round(since, 3)}
+    return orjson.dumps(said if seed is None else said | {"seed": jws.key_text(seed)})
+
+
+def _about(kid: str) -> bytes:
+    return f"receipt-keys:{kid}".encode()
