@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 
 logger = logging.getLogger(__name__)
 
@@ -10,7 +11,7 @@ UNREADABLE_FAULT = "unreadable"
 """Fault of what broke its reader. It counts as the backend's: who else can know how, would do it to all its answers."""
 
 
-class Guarded:
+class Guarded(ABC):
     """Feeds and closes a tap, which does the work in `_feed` and `_close`. Where that raises, the tap has given up."""
 
     done = b""
@@ -40,11 +41,13 @@ class Guarded:
             said = self._give_up()
             return b"" if told else said
 
+    @abstractmethod
     def _feed(self, data: bytes) -> bytes:
-        raise NotImplementedError
+        """See `feed`; may raise."""
 
+    @abstractmethod
     def _close(self, fault: str | None) -> bytes:
-        raise NotImplementedError
+        """See `close`; may raise."""
 
     def _broke(self) -> None:
         """An exception was raised over what came: remember it."""
