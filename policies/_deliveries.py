@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from policies._sections import Section
 
 RETRIES = (5, 30, 180, 1080, 6480, 21_600, 43_200, 86_400, 86_400)
-"""Seconds before each further try: six times as long each time until that is half a day, and given up after 2.8 days."""
+"""Seconds before each further try: six times as long each time, a day at most; after 2.8 days none is left."""
 
 Port = Annotated[int, Field(gt=0, lt=65536)]
 

@@ -13,6 +13,11 @@ Retain = Literal["none", "rejects", "all"]
 no longer than `verification.evidence_ttl`."""
 
 
+def keeps(retain: object, verdict: object) -> bool:
+    """Whether what a verdict rests on is kept once it is final. `retain` is the intent's; without one all is."""
+    return retain != "none" and (retain != "rejects" or verdict == "reject")
+
+
 class StorageSettings(Section):
     """What is kept of prompts and answers, and how it lies in Redis.
 

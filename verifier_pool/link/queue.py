@@ -6,10 +6,15 @@ Nothing here opens a connection. What changes several of them in one step is in 
     open         sorted set of ids without a verdict, scored by the second they count as lost
     evidence:ID  packed evidence (policies.codec), deleted with its TTL
     verdict:ID   the verification as JSON, written once (SET NX); first writer wins
+    case:ID:SHA256  what a verdict rests on beside the evidence (policies.case), by the SHA-256 that the receipt tells;
+                 of two passes at once one is the verdict's
+    part:SHA256  what many cases share: a profile as canonical JSON, the added tokens of a tokenizer
     verdicts     channel: an id is published when its verdict is stored
-    outbox       sorted set of ids whose verdict, and of `event:ID` whose event, still has to go to the webhook, scored
-                 by its second
-    event:ID     body of a webhook event that is about no single verdict, JSON
+    outbox       sorted set of ids whose verdict, and of `event:ID` whose event, webhooks still have to be told, scored
+                 by its second; bounded by `MOST_TOLD`
+    event:ID     an event for webhooks that is about no single verdict, JSON
+    webhooks, webhook-…  webhooks that were registered, and what becomes of events (`link.endpoints`, `link.deliveries`)
+    untold       events that found the outbox full and were dropped, a number
     declaration:BACKEND  hash of declared runtimes that the backend's answers contradicted, JSON each
     runtime-changes      hash: by backend, answers that fitted another runtime than the declared one
     waiting:BACKEND      sorted set of ids with a job but no verdict, scored by the second they were queued
@@ -49,6 +54,8 @@ VERIFY_JOB = "verifier_pool.jobs.verify"
 WEBHOOK_JOB = "verifier_pool.webhooks.deliver"
 OPEN = PREFIX + "open"
 OUTBOX = PREFIX + "outbox"
+UNTOLD = PREFIX + "untold"
+ENDPOINTS = PREFIX + "webhooks"
 VERDICTS = PREFIX + "verdicts"
 RUNTIME_CHANGES = PREFIX + "runtime-changes"
 UNFOLDED = PREFIX + "unfolded"
@@ -59,7 +66,8 @@ CANARIES = PREFIX + "canaries"
 EVENT = "event:"
 """Begins an entry of the outbox that names an event."""
 AUDIT_SECRET = PREFIX + "audit-secret"
-WEBHOOK_DISABLED = PREFIX + "webhook-disabled"
+MOST_TOLD = 1_000_000
+"""Events that wait in the outbox, at most: some hundred megabytes. Only where nobody takes them out."""
 
 RETRY_SECONDS = (1, 5, 30)
 """Waits before a verification is tried again."""
@@ -100,6 +108,22 @@ def evidence_key(id: str) -> str:
 def verdict_key(id: str) -> str:
     """Key of the verification, JSON."""
     return f"{PREFIX}verdict:{id}"
+
+
+def content_keys(id: str) -> list[str]:
+    """Keys of all that there may be of a response's prompt and answer, but its case."""
+    replays = [f"{PREFIX}{kind}{which}:{id}" for kind in ("replayed", "replay-request") for which in ("", "2")]
+    return [evidence_key(id), *replays]
+
+
+def case_key(id: str, sha256: str) -> str:
+    """Key of what a verdict rests on beside the evidence, by its SHA-256 in hex."""
+    return f"{PREFIX}case:{id}:{sha256}"
+
+
+def part_key(sha256: str) -> str:
+    """Key of what many cases share, by its SHA-256 in hex."""
+    return f"{PREFIX}part:{sha256}"
 
 
 def declaration_key(backend: str) -> str:
@@ -169,5 +193,4 @@ def standing_field(backend: str, declaration: str) -> str:
 
 
 def disabled_key(url: str) -> str:
-    """Key that switches the webhook's receiver at this URL off; another URL is another receiver."""
-    return f"{WEBHOOK_DISABLED}:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    return PREFIX + "x"

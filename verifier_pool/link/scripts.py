@@ -12,11 +12,13 @@ from policies import standing, tally
 from policies.settings import Settings
 from policies.standing import Event, Record
 from policies.verification import encode
-from verifier_pool.link.events import body
+from verifier_pool.link.events import stored
 from verifier_pool.link.queue import (
+    ENDPOINTS,
     EVENT,
     KINDS,
     MOST_REMEMBERED,
+    MOST_TOLD,
     MOST_UNITS,
     OPEN,
     OUTBOX,
@@ -24,7 +26,9 @@ from verifier_pool.link.queue import (
     STANDINGS,
     UNFOLDED,
     UNITS_DROPPED,
+    UNTOLD,
     VERDICTS,
+    content_keys,
     event_key,
     intent_key,
     seen_key,
@@ -58,7 +62,17 @@ if size then
 end
 local stored = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2])
 if not stored then return 0 end
-if ARGV[4] ~= '' then redis.call('ZADD', KEYS[3], ARGV[4], ARGV[3]) end
+if ARGV[11] ~= '' or redis.call('HLEN', KEYS[12]) > 0 then
+  if redis.call('ZCARD', KEYS[3]) < tonumber(ARGV[12]) then
+    redis.call('ZADD', KEYS[3], ARGV[4], ARGV[3])
+  else
+    redis.call('INCR', KEYS[13])
+  end
+end
+local read, intent = pcall(cjson.decode, redis.call('GET', KEYS[4]) or '{}')
+local retain = read and type(intent) == 'table' and intent['retain']
+local kept = not (retain == 'none' or (retain == 'rejects' and ARGV[13] ~= 'reject'))
+if not kept then redis.call('UNLINK', KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]) end
 redis.call('EXPIRE', KEYS[4], ARGV[6])
 if ARGV[8] ~= '' then
   if redis.call('LLEN', KEYS[5]) < tonumber(ARGV[9]) then
@@ -68,17 +82,18 @@ if ARGV[8] ~= '' then
     redis.call('HINCRBY', KEYS[8], ARGV[7], 1)
   end
 end
-for at = 11, #ARGV do
+for at = 14, #ARGV do
   if redis.call('HLEN', KEYS[11]) < 1000 or redis.call('HEXISTS', KEYS[11], ARGV[at]) == 1 then
     redis.call('HINCRBY', KEYS[11], ARGV[at], 1)
   end
 end
-if #ARGV > 10 then redis.call('EXPIRE', KEYS[11], ARGV[10]) end
+if #ARGV > 13 then redis.call('EXPIRE', KEYS[11], ARGV[10]) end
 redis.call('PUBLISH', ARGV[5], ARGV[3])
 return 1
 """
 """Lua: store a verdict once with its unit of evidence, count it, close its id, put it in the outbox and announce it, or
-do nothing but close. Its bytes no longer wait.
+do nothing but close. Its bytes no longer wait, and what its key does not retain (`policies.settings.Retain`) goes in
+the same step.
 
 KEYS are those of `store_verdict_keys`, ARGV those of `store_verdict_args`. Returns 1 when this call stored it.
 """
@@ -108,9 +123,13 @@ if names > 0 then
     redis.call('EXPIRE', key, remembered)
   end
 end
+local heard = ARGV[at] ~= '' or redis.call('HLEN', KEYS[10]) > 0
+at = at + 1
 for number = 1, events do
-  redis.call('SET', KEYS[9 + number], ARGV[at + 1], 'EX', lifetime)
-  redis.call('ZADD', KEYS[5], now, ARGV[at])
+  if heard then
+    redis.call('SET', KEYS[10 + number], ARGV[at + 1], 'EX', lifetime)
+    redis.call('ZADD', KEYS[5], now, ARGV[at])
+  end
   at = at + 2
 end
 if ARGV[at + 1] ~= '' then redis.call('XADD', KEYS[9], 'MAXLEN', ARGV[at], '*', 'entry', ARGV[at + 1]) end
@@ -188,7 +207,8 @@ def store_verdict_keys(id: str, backend: str) -> list[str]:
     """KEYS of `STORE_VERDICT`."""
     kept = [verdict_key(id), OPEN, OUTBOX, intent_key(id)]
     waiting, *sizes = waiting_keys(backend)
-    return [*kept, units_key(backend), UNFOLDED, waiting, UNITS_DROPPED, *sizes, tally_key(backend)]
+    kept += [units_key(backend), UNFOLDED, waiting, UNITS_DROPPED, *sizes, tally_key(backend)]
+    return [*kept, ENDPOINTS, UNTOLD, *content_keys(id)]
 
 
 def store_verdict_args(
@@ -199,11 +219,12 @@ def store_verdict_args(
     Args:
         unit: what the response says about its backend (`policies.unit.Unit` as JSON); None where no backend is known.
         ttl: seconds the verdict is kept.
-        webhook: whether it goes to the outbox, too.
+        webhook: whether it goes to the outbox in any case, and not only where a webhook is registered.
     """
-    at = f"{verification['decided']:.3f}" if webhook else ""
+    at, verdict = f"{verification['decided']:.3f}", str(verification["verdict"])
     kept = [encode(verification), ttl, verification["id"], at, VERDICTS, 300, verification["backend"]]
-    return [*kept, unit or b"", MOST_UNITS, REMEMBERED, *tally.fields(verification)]
+    kept += [unit or b"", MOST_UNITS, REMEMBERED, "1" if webhook else "", MOST_TOLD, verdict]
+    return [*kept, *tally.fields(verification)]
 
 
 def store_standing(
@@ -221,7 +242,7 @@ def store_standing(
 ) -> tuple[list[str], list[bytes | str | int], list[Event]]:
     """KEYS and ARGV of `STORE_STANDING`, and what happened.
 
-    The webhook, if there is one, is told of that, unless the settings do not name the backend: then it is not the
+    Webhooks, where there are any, are told of that, unless the settings do not name the backend: then it is not the
     operator's, but was made for a test.
 
     Args:
@@ -233,10 +254,10 @@ def store_standing(
         entry: what the audit log learns with it (`trail.entry`); '' is nothing.
     """
     happened = [event for name, record in after.items() for event in standing.events(before.get(name), record)]
-    tells = settings.webhook is not None and backend in {each.name for each in settings.backends}
+    tells = backend in {each.name for each in settings.backends}
     told = {secrets.token_hex(16): event for event in happened} if tells else {}
     keys = [standing_key(backend), units_key(backend), UNFOLDED, STANDINGS, OUTBOX, UNITS_DROPPED]
-    keys += [*(seen_key(backend, kind) for kind in KINDS), TRAIL]
+    keys += [*(seen_key(backend, kind) for kind in KINDS), TRAIL, ENDPOINTS]
     arguments: list[bytes | str | int] = [version, backend, f"{now:.3f}", taken, unread]
     arguments += [len(after), len(remember), len(told)]
     arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl]
@@ -245,7 +266,8 @@ def store_standing(
         arguments += [name, standing.pack(record), orjson.dumps(known)]
     for name in remember:
         arguments += [keys.index(seen_key(backend, name)) + 1, name]
+    arguments.append("" if settings.webhook is None else "1")
     for id, event in told.items():
-        arguments += [EVENT + id, body(event.type, now, event.data)]
+        arguments += [EVENT + id, stored(event.type, now, event.data)]
     arguments += [settings.admin.audit_entries, entry]
     return [*keys, *map(event_key, told)], arguments, happened
