@@ -48,7 +48,8 @@ class Facts:
         sent: of the request body as it went to the backend.
         served: of the answer's body as it went to the client, less what is the proxy's own in it (`served_part`).
         evidence: of the packed evidence (`policies.codec`).
-        replay, second_replay: of the packed outcome of the replay, and of the second reference's.
+        replay: of what the verdict rests on beside the evidence, above all the replay, packed (`policies.case`).
+        second_replay: of the packed outcome of the second reference's replay.
         profile, second_profile: of the canonical JSON of the profiles that the checks were held against.
         declared: what the backend was declared to run (`policies.unit.declaration_of`).
         seed: commitment to the seeds (`seed_commitment`).
@@ -129,8 +130,8 @@ def facts_of(
     evidence: bytes,
     *,
     declared: Mapping[str, str],
-    replay: bytes | None = None,
-    second_replay: bytes | None = None,
+    replay: str = "",
+    second_replay: str = "",
     profile: str = "",
     second_profile: str = "",
 ) -> Facts:
@@ -138,8 +139,7 @@ def facts_of(
 
     Args:
         choices: at least one. evidence: the bytes they were packed in, before any encryption.
-        replay, second_replay: packed outcomes, as they were judged.
-        profile, second_profile: hashes of the profiles they were judged by.
+        replay, second_replay, profile, second_profile: hashes of what they were judged by, as `Facts` has them.
     """
     first, before = choices[0], facts_of_intent(intent)
     return Facts(
@@ -147,8 +147,8 @@ def facts_of(
         sent=digest(first.request) if first.request else "",
         served=first.shown_sha256,
         evidence=digest(evidence),
-        replay="" if replay is None else digest(replay),
-        second_replay="" if second_replay is None else digest(second_replay),
+        replay=replay,
+        second_replay=second_replay,
         profile=profile,
         second_profile=second_profile,
         declared=declared,

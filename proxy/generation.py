@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.receipt import Facts
+
 STORE_UNAVAILABLE = "store_unavailable"
 BACKLOG = "backlog"
 NO_ANSWER = "no_answer"
@@ -27,6 +29,10 @@ class Generation:
     its backend is declared to run (`policies.unit.declaration_of`). `operator` marks the operator's own traffic.
     `endpoint` is `chat`, `completions`, or the path of another one, which is relayed unverified. `trace` is where it
     belongs in a trace (`policies.traceparent`), empty where it is not traced. Times are Unix seconds.
+
+    For its receipt, SHA-256 in hex and empty as long as there is nothing to hash: `request`, the body as it came;
+    `sent`, the body as it went up; `served`, what was passed on of an answer. Of what has evidence the last two are in
+    that. `instead_of` is the id of the generation for the same request whose place this one took.
     """
 
     id: str
@@ -41,6 +47,10 @@ class Generation:
     created: float = field(default_factory=time.time)
     recorded: bool = True
     trace: str = ""
+    request: str = ""
+    sent: str = ""
+    served: str = ""
+    instead_of: str = ""
 
     @property
     def verifiable(self) -> bool:
@@ -57,12 +67,24 @@ class Generation:
             mode=self.mode,
             stream=self.stream,
             operator=self.operator,
+            request=self.request,
+            instead_of=self.id,
+        )
+
+    def facts(self) -> Facts:
+        """What its receipt says where there is no evidence."""
+        return Facts(
+            request=self.request,
+            sent=self.sent,
+            served=self.served,
+            declared=self.declaration,
+            instead_of=self.instead_of,
         )
 
     def intent(self) -> dict[str, Any]:
         """What is written before the request goes up."""
-        traced = {"trace": self.trace} if self.trace else {}
-        return traced | {
+        more = {"trace": self.trace, "request_sha256": self.request, "instead_of": self.instead_of}
+        return {name: value for name, value in more.items() if value} | {
             "id": self.id,
             "owner": self.owner,
             "backend": self.backend,

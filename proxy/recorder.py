@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import queue
 import sys
@@ -32,7 +33,8 @@ from verifier_pool.link.queue import (
     PREFIX,
     VERIFY_QUEUE,
 )
-from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.link.receipts import Settler
+from verifier_pool.link.signing import signer_of
 from verifier_pool.link.telemetry import names, spans
 from verifier_pool.link.telemetry.tracing import Tracing
 
@@ -73,7 +75,7 @@ class Recorder:
         more = durable.seconds(settings.durability)
         self._redis = connection.connect(url, timeout=_PATIENCE + more, connect_timeout=_PATIENCE, retries=0)
         self._jobs = FairQueue(VERIFY_QUEUE, connection=self._redis)
-        self._store_verdict = self._redis.register_script(STORE_VERDICT)
+        self._settler = Settler(self._redis, signer_of(self._redis, settings))
         self._settings = settings
         self._outage = outage
         self._metrics = metrics
@@ -89,6 +91,7 @@ class Recorder:
     def renew(self, settings: Settings) -> None:
         """Take over other settings, for what is recorded from here on; how durable that is stays."""
         self._settings = settings
+        self._settler.signer.renew(settings.receipts)
         self._backlog.renew(settings)
 
     def start(self) -> None:
@@ -237,7 +240,9 @@ class Recorder:
 
     def _shed(self, packed: Packed) -> None:
         self._trace([packed], BACKLOG)
-        generation = packed.item.generation
+        generation, first = packed.item.generation, packed.choices[0]
+        generation.sent = generation.sent or hashlib.sha256(first.request).hexdigest()
+        generation.served = first.shown_sha256
         self._count(generation, BACKLOG)
         self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
 
@@ -251,10 +256,7 @@ class Recorder:
         document = unverified(generation.id, reason, generation.intent(), time.time())
         ttl, webhook = self._settings.verification.verdict_ttl, self._settings.webhook is not None
         told = msgspec.json.encode(unit.of_unverified(document, generation.declaration, tokens))
-        self._store_verdict(
-            keys=store_verdict_keys(generation.id, generation.backend),
-            args=store_verdict_args(document, told, ttl, webhook=webhook),
-        )
+        self._settler.settle(document, told, generation.facts(), ttl, webhook=webhook)
         if self._tracing is not None:
             self._tracing.past(names.VERDICT, generation.trace, began, None, spans.of_verdict(document))
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from redis import Redis
 from rq.job import Job
-from rq.serializers import JSONSerializer
 
 from policies.settings import Settings
 from policies.verification import unverified
 from verifier_pool import RQ_PREFIX
-from verifier_pool.link import trail
+from verifier_pool.link import deliveries, delivery_log, endpoints, trail
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.letters import WEBHOOK, Letter, chosen, find
-from verifier_pool.link.queue import EVENT, OPEN, disabled_key, event_key, evidence_key, verdict_key
+from verifier_pool.link.queue import OPEN, evidence_key
 from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.signing import signer_of
 from verifier_pool.replays import FAILED, is_second, outcome_key
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
@@ -90,7 +90,8 @@ def drop(redis: Redis, settings: Settings, letter: Letter) -> None:
             Stages(redis, settings.verification).give_up(letter.id, reason, second=is_second(letter.job))
         else:
             webhook = settings.webhook is not None
-            store = Store(redis, verdict_ttl=settings.verification.verdict_ttl, webhook=webhook)
+            ttl, signer = settings.verification.verdict_ttl, signer_of(redis, settings)
+            store = Store(redis, verdict_ttl=ttl, webhook=webhook, signer=signer)
             intent = store.intent(letter.id)
             verification = unverified(letter.id, f"job_failed: {letter.reason}", intent, time.time())
             store.settle(verification, of_unverified(verification, intent))
@@ -100,25 +101,13 @@ def drop(redis: Redis, settings: Settings, letter: Letter) -> None:
 
 
 def _deliver_again(redis: Redis, settings: Settings, letter: Letter) -> str | None:
-    if settings.webhook is None:
-        return "the settings name no webhook"
-    off = disabled_key(settings.webhook.url)
-    if redis.exists(off):
-        return f"its receiver answered 410 and is switched off; delete the Redis key {off} first"
-    key = event_key(letter.id.removeprefix(EVENT)) if letter.id.startswith(EVENT) else verdict_key(letter.id)
-    if not redis.exists(key):
-        return "what was to be sent expired"
-    job = Job.fetch(letter.job, connection=redis, serializer=JSONSerializer)
-    job.started_at = job.ended_at = None
-    job.retries_left, job.number_of_retries = 3, 0
-    queue = FairQueue(letter.queue, connection=redis)
-    with redis.pipeline() as pipeline:
-        pipeline.multi()
-        pipeline.zrem(queue.failed_job_registry.key, letter.job)
-        pipeline.hdel(job.key, "takes")
-        queue._enqueue_job(job, pipeline=pipeline)
-        pipeline.execute()
-    return None
+    id = letter.job.removeprefix("webhook-")
+    endpoint, _ = endpoints.one(redis, settings, id.rpartition("-")[0])
+    if endpoint is None:
+        return "there is no webhook any more that it was for"
+    if delivery_log.state(redis, endpoint)["disabled"]:
+        return "its webhook is switched off; `countersign webhooks resume` first"
+    return deliveries.again(redis, settings.deliveries, settings.deliveries.retries, id)
 
 
 def _forget(redis: Redis, letter: Letter, pipeline: Any) -> None:

@@ -16,12 +16,15 @@ from verifier_pool import context, dead_letters, jobs, webhooks
 from verifier_pool.following import Following
 from verifier_pool.link.orders import Order, carry_out
 from verifier_pool.link.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.link.sealing import Sealer
+from verifier_pool.link.signing import signer_of
 from verifier_pool.loop import Loop
 from verifier_pool.profile_facts import all_facts
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
 from verifier_pool.roles import Roles, check_model, check_replays
 from verifier_pool.runtime import connect
+from verifier_pool.senders import senders
 from verifier_pool.stages import Stages
 from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store
@@ -79,6 +82,7 @@ def verifying(following: Following, stop: threading.Event) -> Worked:
                 check_verifying(now)
                 held[:] = context.read_profiles(now), context.read_profiles(now, second=True)
                 store.renew(now.verification.verdict_ttl)
+                store.signer.renew(now.receipts)
                 use(now)
                 return all_facts(now, *held)
 
@@ -152,7 +156,7 @@ def replaying(
 
 
 def delivering(following: Following, stop: threading.Event, burst: bool) -> Callable[[], None]:
-    """Delivers verdicts and events to the webhook."""
+    """Delivers verdicts and events to webhooks, `deliveries.senders` at once."""
 
     def work() -> None:
         with connected(following.settings) as store:
@@ -164,13 +168,15 @@ def delivering(following: Following, stop: threading.Event, burst: bool) -> Call
 
             def between() -> None:
                 following.look(store.redis)
-                webhooks.drain_outbox(store, context.current().settings)
+                here = context.current()
+                webhooks.drain_outbox(store, here.settings, here.directory)
 
             take(following.settings)
             following.take = take
             loop = Loop(WEBHOOK_QUEUE, store.redis, stop, on_failed=webhooks.dead_letter, on_tick=between)
-            logger.info("ready: delivering webhooks")
-            loop.serve(burst=burst)
+            with senders(store.redis, 0 if burst else following.settings.deliveries.senders - 1):
+                logger.info("ready: delivering webhooks")
+                loop.serve(burst=burst)
             following.leave(store.redis)
 
     return work
@@ -200,10 +206,11 @@ def references(settings: Settings, roles: Roles) -> Iterator[list[Served]]:
 
 @contextlib.contextmanager
 def connected(settings: Settings) -> Iterator[Store]:
-    store = Store(
-        connect(settings),
-        verdict_ttl=settings.verification.verdict_ttl,
-        webhook=settings.webhook is not None,
-    )
-    with contextlib.closing(store.redis):
-        yield store
+    with contextlib.closing(connect(settings)) as redis:
+        yield Store(
+            redis,
+            verdict_ttl=settings.verification.verdict_ttl,
+            webhook=settings.webhook is not None,
+            signer=signer_of(redis, settings),
+            sealer=Sealer.of(settings.storage),
+        )

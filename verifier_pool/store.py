@@ -9,6 +9,7 @@ import msgspec
 from redis import Redis
 
 from policies.documents import document
+from policies.receipt import Facts, facts_of_intent
 from policies.unit import Unit
 from policies.verification import Verification
 from verifier_pool.link.queue import (
@@ -22,7 +23,9 @@ from verifier_pool.link.queue import (
     intent_key,
     verdict_key,
 )
-from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.link.receipts import Settler
+from verifier_pool.link.sealing import Sealer
+from verifier_pool.link.signing import Signer
 from verifier_pool.traced import deciding
 
 
@@ -30,23 +33,37 @@ class Store:
     """Reads and writes under the names of `verifier_pool.link.queue`. Redis's own errors pass through.
 
     Args:
-        verdict_ttl: seconds a verdict is kept.
-        webhook: whether verdicts also go to the outbox.
+        verdict_ttl: seconds a verdict and its receipt are kept.
+        webhook: whether verdicts also go to the outbox where no webhook is registered.
+        signer: signs receipts; without one, as a process whose settings have no keys.
+        sealer: opens evidence; without one, as a process whose settings have no keys.
     """
 
-    def __init__(self, redis: Redis, *, verdict_ttl: int, webhook: bool = False) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        verdict_ttl: int,
+        webhook: bool = False,
+        signer: Signer | None = None,
+        sealer: Sealer | None = None,
+    ) -> None:
         self.redis = redis
+        self.sealer = sealer or Sealer()
         self._verdict_ttl = verdict_ttl
         self._webhook = webhook
-        self._script = redis.register_script(STORE_VERDICT)
+        self.signer = signer or Signer(redis)
+        self._settler = Settler(redis, self.signer)
 
     def renew(self, verdict_ttl: int) -> None:
         """Keep verdicts that are stored from here on for so many seconds."""
         self._verdict_ttl = verdict_ttl
 
     def evidence(self, id: str) -> bytes | None:
-        """Packed evidence, or None once it expired."""
-        return cast("bytes | None", self.redis.get(evidence_key(id)))
+        """Packed evidence, or None once it expired. Raises SealError where it was sealed and cannot be opened."""
+        key = evidence_key(id)
+        stored = cast("bytes | None", self.redis.get(key))
+        return None if stored is None else self.sealer.open(stored, key.encode())
 
     def intent(self, id: str) -> dict[str, Any] | None:
         """The intent, or None when it is gone or unreadable."""
@@ -60,13 +77,20 @@ class Store:
         """Whether a verdict is stored."""
         return bool(self.redis.exists(verdict_key(id)))
 
-    def settle(self, verification: Verification, unit: Unit | None) -> bool:
-        """Store a verdict and its unit, close its id and announce it, all at once. False when another came first."""
-        id, backend = verification["id"], verification["backend"]
+    def settle(self, verification: Verification, unit: Unit | None, facts: Facts | None = None) -> bool:
+        """Store a verdict with its receipt and its unit, close its id and announce it, all at once. False when another
+        came first.
+
+        Args:
+            facts: what its receipt says besides; without them, what the intent knows.
+
+        Raises:
+            ReceiptError, SealError: there is no key to sign with; nothing was stored.
+        """
         told = None if unit is None else msgspec.json.encode(unit)
-        args = store_verdict_args(verification, told, self._verdict_ttl, webhook=self._webhook)
+        known = facts_of_intent(self.intent(verification["id"])) if facts is None else facts
         with deciding(verification):
-            return bool(self._script(keys=store_verdict_keys(id, backend), args=args))
+            return self._settler.settle(verification, told, known, self._verdict_ttl, webhook=self._webhook)
 
     def choose(self, id: str, chosen: bool, ttl: int) -> bool:
         """Keep the secret choice about a response for `ttl` seconds; returns the one that was made first.
@@ -91,7 +115,7 @@ class Store:
         return cast("bytes | None", self.redis.get(event_key(name.removeprefix(EVENT))))
 
     def outbox(self, limit: int) -> list[str]:
-        """What has not been handed to the webhook queue, oldest first: ids of verdicts, and names of events."""
+        """What webhooks were not told of yet, oldest first: ids of verdicts, and names of events."""
         return [id.decode() for id in cast("list[bytes]", self.redis.zrange(OUTBOX, 0, limit - 1))]
 
     def sent(self, id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -176,7 +177,7 @@ class Attempt:
         """
         stream = self._body.stream
         if len(self._body.data) > LARGE:
-            prepared = await asyncio.to_thread(self._rewritten, backend)
+            prepared = await asyncio.to_thread(self._rewritten_large, backend)
             await self._record.open(backend, stream=stream)
             return prepared
         if self.generation.verifiable:
@@ -204,8 +205,15 @@ class Attempt:
         model = self._services.settings.models[self.generation.model]
         return prepare(self._body, model, backend, seed=self._seed)
 
+    def _rewritten_large(self, backend: BackendSettings) -> Prepared | Passed:
+        prepared = self._rewritten(backend)
+        # A receipt's hash of a small one is made where one is needed (`Record.unchecked`).
+        self.generation.sent = hashlib.sha256(prepared.body).hexdigest()
+        return prepared
+
     async def _reach(self, backend: Backend, prepared: Prepared | Passed) -> UpstreamResponse:
         generation = self.generation
+        self._record.sending(prepared.body)
         request = UpstreamRequest(
             url=backend.base_url + PATHS.get(generation.endpoint, generation.endpoint),
             headers=names.upstream_headers(
@@ -219,8 +227,8 @@ class Attempt:
         )
         try:
             async with self._clock.deadline() as deadline:
-                ready = partial(self._go, prepared, deadline)
-                return await self._clock.waiting(self._services.transport.send(request, ready))
+                ready, went = partial(self._go, prepared, deadline), partial(self._went, deadline)
+                return await self._clock.waiting(self._services.transport.send(request, ready, went))
         except Exception:
             await self._opened()
             raise
@@ -232,8 +240,13 @@ class Attempt:
         await self._opened()
         now = time.monotonic()
         self._clock.waited -= now - start
-        self._clock.went_up()
-        deadline.until(now + min(self._services.settings.timeouts.first_byte, self._clock.left))
+        # Connecting has a time of its own.
+        deadline.until(now + self._clock.left)
         # Only after that has gone, which takes the loop one more round.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self.reply.expect, prepared)
+
+    def _went(self, deadline: Deadline) -> None:
+        """It goes up now."""
+        self._clock.went_up()
+        deadline.until(time.monotonic() + min(self._services.settings.timeouts.first_byte, self._clock.left))

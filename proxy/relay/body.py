@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Body:
         stream: whether a stream is asked for.
         n: choices asked for per prompt, at least 1. `prompts`: how many prompts there are, at least 1.
         most_tokens: output tokens allowed per choice; None when the request does not say.
+        sha256: of `data`, hex.
     """
 
     endpoint: str
@@ -54,6 +56,7 @@ class Body:
     n: int
     prompts: int
     most_tokens: int | None
+    sha256: str
 
     @property
     def choices(self) -> int:
@@ -85,6 +88,7 @@ class Body:
             n=max(1, lax.integer(fields.get("n")) or 1),
             prompts=_count_prompts(fields.get(_PROMPTS.get(endpoint, ""))),
             most_tokens=_most_tokens(endpoint, fields),
+            sha256=hashlib.sha256(data).hexdigest(),
         )
         body._check(bounds)
         return body

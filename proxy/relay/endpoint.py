@@ -102,6 +102,7 @@ class RelayEndpoint:
             mode=mode,
             stream=False,
             operator=client.operator,
+            request=body.sha256,
         )
         if client.limits is None:
             return _Admitted(Exchange(services, generation, body, headers, route, send))

@@ -43,6 +43,7 @@ class Record:
         self._used: tuple[int | None, int | None] | None = None
         self._shown = hashlib.sha256()
         self._began = False
+        self._sent: bytes | None = None
 
     async def open(self, backend: BackendSettings, *, stream: bool) -> None:
         """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
@@ -55,6 +56,10 @@ class Record:
             await self._services.store.open(self.generation)
         except StoreUnavailable:
             self.generation.recorded = False
+
+    def sending(self, body: bytes) -> None:
+        """This body goes to the backend."""
+        self._sent = body
 
     def listen(self, tap: Tap, prepared: Prepared | Passed) -> None:
         """From here on this tap knows what was delivered, of the answer to this request."""
@@ -116,6 +121,9 @@ class Record:
         if self._settled or not self.opened:
             return
         self._settled = True
+        if self._sent is not None and not self.generation.sent:
+            self.generation.sent = hashlib.sha256(self._sent).hexdigest()
+        self.generation.served = self._shown.hexdigest() if self._began else ""
         self._services.recorder.unchecked(self.generation, reason if self.generation.recorded else STORE_UNAVAILABLE)
 
     def _meta(self) -> dict[str, object]:

@@ -4,7 +4,7 @@
                   it may, `seed`; both in base64url, the seed sealed first (`verifier_pool.link.sealing`)
 
 With keys of the operator's, Redis has no say in what signs or is published. Without, a key is made by whoever needs one
-first. A script checks in the step that stores a receipt that its key is published (`scripts.STORE_VERDICT`), so nobody
+first. A script checks in the step that stores a receipt that its key is published (`receipts.STORE_RECEIPT`), so nobody
 goes on signing with one that is gone.
 """
 
@@ -24,7 +24,7 @@ from redis import Redis
 from policies import jws
 from policies.documents import document
 from policies.errors import ReceiptError, SettingsError
-from policies.settings import ReceiptSettings
+from policies.settings import ReceiptSettings, Settings
 from verifier_pool.link.queue import PREFIX
 from verifier_pool.link.sealing import Sealer
 
@@ -124,6 +124,11 @@ class Signer:
         kid, record = record_of(key, time.time() - OVERLAP_SECONDS, self._sealer)
         self._redis.eval(_MAKE, 1, RECEIPT_KEYS, kid, record)
         return self._read()
+
+
+def signer_of(redis: Redis, settings: Settings) -> Signer:
+    """What signs by these settings. Raises SettingsError."""
+    return Signer(redis, settings.receipts, Sealer.of(settings.storage))
 
 
 def kept_keys(redis: Redis, sealer: Sealer) -> list[Kept]:

@@ -1,0 +1,254 @@
+"""The log of receipts as it lies in Redis (`verifier_pool.link.receipts`): its signed heads, proofs and entries.
+
+The leaves are there from the moment a verdict is; inner hashes are made of them by whoever needs one first, and kept. A
+hash follows from its leaves, so it makes no difference who that is, or that two do at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from policies import head, jws, merkle
+from policies.errors import NotFound, ReceiptError
+from policies.merkle import SIZE, Span, Subtree
+from policies.settings import DurabilitySettings
+from verifier_pool.link import durable
+from verifier_pool.link.receipts import LOG, TILE, Stored, receipt_of, tiles_key
+from verifier_pool.link.signing import Signer
+
+MOST_ENTRIES = 1024
+"""Leaf hashes in one answer."""
+_BITS = TILE.bit_length() - 1
+_AT_ONCE = 64
+"""Tiles that are read in one step."""
+_SECONDS = 2.0
+"""That Redis may take to have the log on disk before its head is shown."""
+
+_STATE = """
+local now = redis.call('TIME')
+local said = redis.call('HMGET', KEYS[1], 'id', 'size', 'head', 'head-size', 'head-time')
+local at = now[1] .. '.' .. string.format('%06d', now[2])
+return {said[1] or '', said[2] or '0', said[3] or '', said[4] or '-1', said[5] or '0', at}
+"""
+_SET_HEAD = """
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+if tonumber(redis.call('HGET', KEYS[1], 'head-time') or 0) >= tonumber(ARGV[4]) then return 0 end
+redis.call('HSET', KEYS[1], 'head', ARGV[2], 'head-size', ARGV[3], 'head-time', ARGV[4])
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The log at one moment `now` (Unix seconds of Redis's clock), and the last head that was signed."""
+
+    log: str
+    size: int
+    head: str
+    head_size: int
+    head_time: float
+    now: float
+
+
+class Signed(NamedTuple):
+    """A head of so many leaves, as a JWS."""
+
+    token: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A receipt, and the path that shows it in the log under a signed head."""
+
+    receipt: Stored
+    head: Signed
+    path: list[bytes]
+
+
+class Log:
+    """The log, for reading and for signing its heads. Redis's own errors pass through.
+
+    Args:
+        redis: a client whose answers may take two seconds.
+        rules: what has to have the leaves before a head of them is shown; the file of a Redis that keeps one has.
+    """
+
+    def __init__(self, redis: Redis, signer: Signer, rules: DurabilitySettings | None = None) -> None:
+        self._redis = redis
+        self._signer = signer
+        self._rules = rules or DurabilitySettings()
+
+    def state(self) -> State:
+        """What is known of it now."""
+        id, size, token, head_size, head_time, now = cast("list[bytes]", self._redis.eval(_STATE, 1, LOG))
+        return State(id.decode(), int(size), token.decode(), int(head_size), float(head_time), float(now))
+
+    def head(self, covering: int = 0, seconds: float = 0.0) -> Signed | None:
+        """A signed head; None as long as nothing is in the log.
+
+        Args:
+            covering: leaves that it must have at least.
+            seconds: how old the last one may be for it to do, although the log has grown.
+
+        Raises:
+            NotFound: the log is smaller than `covering`.
+            StoreUnavailable: the leaves are not durable yet, and a head could promise what a crash takes back.
+            ReceiptError, SealError: there is no key to sign with.
+        """
+        now = self.state()
+        if covering > now.size:
+            raise NotFound(f"the log has {now.size} receipts")
+        if not now.log:
+            return None
+        good = now.head_size >= covering and (now.head_size == now.size or now.now - now.head_time < seconds)
+        if good and self._is_ours(now.head):
+            return Signed(now.head, now.head_size)
+        return self._sign(now)
+
+    def proof(self, id: str) -> Proof | None:
+        """What shows a response's receipt in the log; None where there is no receipt. Raises what `head` does."""
+        kept = receipt_of(self._redis, id)
+        if kept is None:
+            return None
+        found = self.head(kept.number + 1, seconds=math.inf)
+        assert found is not None
+        return Proof(kept, found, self.inclusion(kept.number, found.size))
+
+    def inclusion(self, index: int, size: int) -> list[bytes]:
+        """The path that shows a leaf in the tree of `size` leaves. Raises NotFound."""
+        self._check(index + 1, size)
+        return self._hashes(merkle.inclusion(index, size))
+
+    def consistency(self, first: int, second: int) -> list[bytes]:
+        """The path that shows the tree of `first` leaves in that of `second`. Raises NotFound."""
+        self._check(first, second)
+        return self._hashes(merkle.consistency(first, second))
+
+    def root(self, size: int) -> bytes:
+        """The hash of the tree of its first `size` leaves. Raises NotFound."""
+        self._check(0, size)
+        return self._hashes([(0, size)])[0]
+
+    def leaf(self, index: int) -> bytes:
+        """One leaf hash. Raises NotFound."""
+        return self.entries(index, index + 1)[0]
+
+    def entries(self, start: int, end: int) -> list[bytes]:
+        """Leaf hashes from `start` up to below `end`, at most `MOST_ENTRIES`. Raises NotFound."""
+        self._check(start, end)
+        end = min(end, start + MOST_ENTRIES)
+        tiles = range(start // TILE, -(-end // TILE))
+        found = b"".join(self._rows(0, tiles))
+        begin = (start - tiles.start * TILE) * SIZE if tiles else 0
+        return _cut(found[begin : begin + (end - start) * SIZE])
+
+    def keep(self, seconds: float) -> None:
+        """Sign a head if the log has grown and the last one is so old."""
+        with contextlib.suppress(NotFound):
+            self.head(seconds=seconds)
+
+    def _sign(self, now: State) -> Signed:
+        self._until_durable()
+        root = self._hashes([(0, now.size)])[0]
+        token, _ = self._signer.sign(head.encode(now.log, now.size, root, now.now), head.KIND)
+        self._redis.eval(_SET_HEAD, 1, LOG, now.log, token, now.size, f"{now.now:.6f}")
+        return Signed(token, now.size)
+
+    def _is_ours(self, token: str) -> bool:
+        """Whether the key of a head is still published."""
+        with contextlib.suppress(ReceiptError):
+            return jws.kid_in(token, head.KIND) in map(jws.kid_of, self._signer.published())
+        return False
+
+    def _until_durable(self) -> None:
+        """Until all that was written so far is where a crash leaves it. Raises NotDurable.
+
+        A Redis without a file of its own loses the log with everything else, and begins another one.
+        """
+        rules = self._rules.model_copy(update={"aof": True, "timeout": max(_SECONDS / 2, self._rules.timeout)})
+        try:
+            self._ask_durable(rules)
+        except durable.NotDurable as error:
+            if not isinstance(error.__cause__, ResponseError) or self._rules.aof:
+                raise
+            if self._rules.replicas:
+                self._ask_durable(self._rules)
+
+    def _ask_durable(self, rules: DurabilitySettings) -> None:
+        with durable.transaction(self._redis, rules) as pipeline:
+            # WAITAOF is about the writes of its own connection, and all that came before them.
+            pipeline.hset(LOG, "asked", f"{time.time():.3f}")
+            pipeline.execute()
+
+    def _check(self, first: int, second: int) -> None:
+        size = self.state().size
+        if not 0 <= first <= second <= size:
+            raise NotFound(f"there is no such part of the log, which has {size} receipts")
+
+    def _hashes(self, spans: Sequence[Span]) -> list[bytes]:
+        parts = [merkle.perfect(span) for span in spans]
+        known = self._subtrees({subtree for part in parts for subtree in part})
+        return [merkle.joined([known[subtree] for subtree in part]) for part in parts]
+
+    def _subtrees(self, wanted: Iterable[Subtree]) -> dict[Subtree, bytes]:
+        """Hashes of perfect subtrees: each is made of a part of one tile, or is in one."""
+        found: dict[Subtree, bytes] = {}
+        by_level: dict[int, list[Subtree]] = {}
+        for subtree in wanted:
+            by_level.setdefault(subtree.level // _BITS, []).append(subtree)
+        for level, subtrees in by_level.items():
+            ends: dict[int, int] = {}
+            for subtree in subtrees:
+                start, end = _within(subtree)
+                tile = start // TILE
+                ends[tile] = max(ends.get(tile, 0), end - tile * TILE)
+            rows = self._whole(level, ends)
+            for subtree in subtrees:
+                start, end = _within(subtree)
+                row, base = rows[start // TILE], start // TILE * TILE
+                found[subtree] = merkle.root(_cut(row[(start - base) * SIZE : (end - base) * SIZE]))
+        return found
+
+    def _whole(self, level: int, ends: dict[int, int]) -> dict[int, bytes]:
+        """Tiles of a level, each with so many hashes at least; those of inner levels are completed."""
+        rows = dict(zip(ends, self._rows(level, list(ends)), strict=True))
+        for tile, end in ends.items():
+            known = len(rows[tile]) // SIZE
+            if known >= end:
+                continue
+            if level == 0:
+                raise ReceiptError("the log lost leaves that it had")
+            below = range(tile * TILE + known, tile * TILE + end)
+            made = b""
+            for at in range(below.start, below.stop, _AT_ONCE):
+                some = range(at, min(at + _AT_ONCE, below.stop))
+                whole = self._whole(level - 1, dict.fromkeys(some, TILE))
+                made += b"".join(merkle.root(_cut(whole[number])) for number in some)
+            rows[tile] += made
+            self._redis.hset(tiles_key(level), str(tile), rows[tile])
+        return rows
+
+    def _rows(self, level: int, tiles: Sequence[int]) -> list[bytes]:
+        if not tiles:
+            return []
+        found = cast("list[bytes | None]", self._redis.hmget(tiles_key(level), [str(tile) for tile in tiles]))
+        return [row or b"" for row in found]
+
+
+def _within(subtree: Subtree) -> Span:
+    """The hashes of its level of tiles that a subtree consists of."""
+    more = subtree.level % _BITS
+    return subtree.number << more, (subtree.number + 1) << more
+
+
+def _cut(row: bytes) -> list[bytes]:
+    return [row[at : at + SIZE] for at in range(0, len(row), SIZE)]

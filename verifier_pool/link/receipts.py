@@ -1,0 +1,130 @@
+"""Verdicts with their receipts: signed first, then both are stored and the receipt is put into the log in one step.
+
+So no verdict lacks its receipt, whatever is killed when, and no receipt is in the log twice.
+
+    receipt:ID   "NUMBER TOKEN": its number in the log, and the receipt; kept as long as the verdict
+    log          hash: `id` of the log, 32 hex digits, made with its first leaf; `size`, its leaves; and of the last
+                 head that was signed `head`, with `head-size` and `head-time`
+    log-tiles:N  hash: by its number a tile of the tree, 256 hashes of 32 bytes or, of the last one, fewer. Of level 0
+                 leaf hashes, in the order of the log; of level N+1 the hashes of whole tiles of level N
+
+Leaf hashes are kept for good, 32 bytes each, receipts are not: a log that forgets could not be held to what it showed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from redis import Redis
+
+from policies import receipt
+from policies.errors import ReceiptError
+from policies.receipt import Facts
+from verifier_pool.link.queue import PREFIX
+from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_verdict_keys
+from verifier_pool.link.signing import RECEIPT_KEYS, Signer
+
+LOG = PREFIX + "log"
+TILE = 256
+"""Hashes in a tile."""
+_UNKNOWN_KEY = -1
+_TRIES = 3
+
+STORE_RECEIPT = f"""
+local function verdict(KEYS, ARGV)
+{STORE_VERDICT}
+end
+if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return {_UNKNOWN_KEY} end
+local keys, arguments = {{}}, {{}}
+for at = 5, #KEYS do keys[at - 4] = KEYS[at] end
+for at = 6, #ARGV do arguments[at - 5] = ARGV[at] end
+if verdict(keys, arguments) == 0 then return 0 end
+redis.call('HSETNX', KEYS[2], 'id', ARGV[4])
+local index = redis.call('HINCRBY', KEYS[2], 'size', 1) - 1
+local tile = string.format('%d', math.floor(index / {TILE}))
+redis.call('HSET', KEYS[3], tile, (redis.call('HGET', KEYS[3], tile) or '') .. ARGV[3])
+redis.call('SET', KEYS[4], string.format('%d ', index) .. ARGV[2], 'EX', ARGV[5])
+return 1
+"""
+"""Lua: store a verdict (`scripts.STORE_VERDICT`), and with it its receipt and the receipt's leaf.
+
+KEYS: `receipt-keys`, `log`, `log-tiles:0`, the receipt; then those of `STORE_VERDICT`. ARGV: the `kid` that must be
+among the keys, or nothing; the receipt, its leaf hash, an id for the log if this begins it, seconds the receipt is
+kept; then those of `STORE_VERDICT`. Returns 1 when this call stored them, 0 when there was a verdict, and -1 where the
+key is not known any more, and nothing was done.
+"""
+
+
+class Stored(NamedTuple):
+    """A receipt as it is kept: its number in the log, and the token."""
+
+    number: int
+    token: str
+
+
+class Settler:
+    """Stores verdicts, with their receipts. Redis's own errors pass through."""
+
+    def __init__(self, redis: Redis, signer: Signer) -> None:
+        self.signer = signer
+        self._script = redis.register_script(STORE_RECEIPT)
+
+    def settle(
+        self, verification: Mapping[str, Any], unit: bytes | None, facts: Facts, ttl: int, *, webhook: bool
+    ) -> bool:
+        """Sign a verdict's receipt and store both, with all that `STORE_VERDICT` does. False when another came first.
+
+        Args:
+            unit: what the response says about its backend, as JSON; None where no backend is known.
+            facts: what the receipt says besides.
+            ttl: seconds both are kept.
+            webhook: see `store_verdict_args`.
+
+        Raises:
+            ReceiptError, SealError: there is no key to sign with; nothing was stored.
+        """
+        keys = store_keys(verification["id"], verification["backend"])
+        rest = store_verdict_args(verification, unit, ttl, webhook=webhook)
+        for _ in range(_TRIES):
+            token, kid = self._signed(verification, facts)
+            mine: list[bytes | str | int] = [kid, token, receipt.leaf_of(token), secrets.token_hex(16), ttl]
+            done = int(self._script(keys=keys, args=[*mine, *rest]))
+            if done != _UNKNOWN_KEY:
+                return bool(done)
+            self.signer.forget()
+        raise ReceiptError("the keys that sign receipts change all the time")
+
+    def _signed(self, verification: Mapping[str, Any], facts: Facts) -> tuple[str, str]:
+        said = receipt.statement(dict(verification), facts, round(time.time(), 6))
+        return self.signer.sign(receipt.encode(said), receipt.KIND)
+
+
+def store_keys(id: str, backend: str) -> list[str]:
+    """KEYS of `STORE_RECEIPT`."""
+    return [RECEIPT_KEYS, LOG, tiles_key(0), receipt_key(id), *store_verdict_keys(id, backend)]
+
+
+def receipt_of(redis: Redis, id: str) -> Stored | None:
+    """The receipt of a response; None where there is none, or what is there cannot be read."""
+    return stored_in(cast("bytes | None", redis.get(receipt_key(id))))
+
+
+def stored_in(data: bytes | None) -> Stored | None:
+    """A receipt as it lies in Redis."""
+    number, _, token = (data or b"").partition(b" ")
+    if not token or not number.isdigit() or not token.isascii():
+        return None
+    return Stored(int(number), token.decode())
+
+
+def receipt_key(id: str) -> str:
+    """Key of a response's receipt."""
+    return f"{PREFIX}receipt:{id}"
+
+
+def tiles_key(level: int) -> str:
+    """Key of the tiles of one level."""
+    return f"{PREFIX}log-tiles:{level}"
