@@ -25,8 +25,7 @@ from proxy.api.auth import is_loopback
 from proxy.app import create_app
 from proxy.drain import Drain
 from proxy.embedded import EmbeddedValkey
-from proxy.listening import listen
-from proxy.uptake import watched
+from proxy.listening import listen, uvicorn_config
 from verifier_pool.link import connection
 from verifier_pool.link.keys import KEYS
 from verifier_pool.link.settings_file import SettingsFile, hold_hangups, settings_path
@@ -128,22 +127,9 @@ class _Server(uvicorn.Server):
             each.transport.abort()
 
 
-def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How uvicorn runs the application."""
-    return uvicorn.Config(
-        app,
-        http=watched(settings),
-        loop="uvloop",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Without keys the peer's address decides; a header must not be able to change it.
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
+def config_of(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """How uvicorn serves clients."""
+    return uvicorn_config(app, settings, lifespan=True, keep_alive=_KEEP_ALIVE_SECONDS, shutdown=_SHUTDOWN_SECONDS)
 
 
 def _serve(app: ASGIApp, settings: Settings, drain: Drain, listening: socket.socket, most: float | None) -> None:
@@ -154,7 +140,7 @@ def _serve(app: ASGIApp, settings: Settings, drain: Drain, listening: socket.soc
         logger.warning("not declared, so not checked", extra={"setting": missing.setting, "unseen": missing.unseen})
     # What is here now stays, and no collection of garbage, which stops every stream, needs to look at it again.
     gc.freeze()
-    _Server(uvicorn_config(app, settings), drain, most).run(sockets=[listening])
+    _Server(config_of(app, settings), drain, most).run(sockets=[listening])
 
 
 def _check_keys(settings: Settings, redis_url: str) -> None:

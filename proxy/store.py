@@ -34,7 +34,7 @@ from verifier_pool.link.queue import (
     units_key,
     verdict_key,
 )
-from verifier_pool.link.scripts import STORE_STANDING, open_intent
+from verifier_pool.link.scripts import open_intent
 
 _CONNECT = 5 * PATIENCE
 """Seconds for a connection, which redis-py counts whether or not the event loop comes round; `PATIENCE` ends before."""
@@ -77,7 +77,6 @@ class Store:
         self._limits = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE)
         self._reads = Lanes(connection.connect_async(url, connect_timeout=_CONNECT), PATIENCE, most=_READS)
         self._news = News(self._redis, outage, draining)
-        self._store_standing = self._redis.register_script(STORE_STANDING)
         self._settings = settings
         self._metrics = metrics
         self._open: set[str] = set()
@@ -140,11 +139,6 @@ class Store:
             stored, waiting = await pipeline.execute()
         return stored, waiting
 
-    async def store_standing(self, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> bool:
-        """Run STORE_STANDING; false when somebody else wrote meanwhile. Raises StoreUnavailable."""
-        async with self._asking.in_turn():
-            return bool(await self._store_standing(keys=list(keys), args=list(arguments)))
-
     def script(self, text: str) -> AsyncScript:
         """A script for `call`, `count` and `call_all`."""
         return self._redis.register_script(text)
@@ -154,7 +148,7 @@ class Store:
         async with self._asking.in_turn():
             return await script(keys=list(keys), args=list(arguments))
 
-    async def change(self, script: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+    async def change(self, script: str, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> Any:
         """What a script answers by which an admin changes something: once that is as durable as the settings ask for.
 
         Raises StoreUnavailable, and NotDurable where it was done and may be lost.

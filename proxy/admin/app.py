@@ -18,11 +18,11 @@ from proxy.admin import backends, pool, settings
 from proxy.admin.asking import Desk, TheAdmin, admin_of
 from proxy.admin.auth import AdminKeys
 from proxy.admin.hands import Hands
-from proxy.api import errors, keys, routes
+from proxy.api import errors, keys, routes, webhooks
 from proxy.api.auth import Client
 from proxy.following import Following
+from proxy.listening import uvicorn_config
 from proxy.services import Services
-from proxy.uptake import watched
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def create_admin(desk: Desk) -> FastAPI:
     for each in (settings.router, backends.router, pool.router):
         app.include_router(each)
     app.include_router(keys.router, prefix="/admin/keys", dependencies=[Depends(admin_of)])
+    app.include_router(webhooks.router, prefix="/admin/webhooks", dependencies=[Depends(admin_of)])
 
     def services() -> Services:
         return desk.services
@@ -68,18 +69,8 @@ class AdminServer:
     """Runs the admin API on the event loop of the proxy, from `start` to `close`: also while the proxy drains."""
 
     def __init__(self, desk: Desk, running: Settings, listening: socket.socket) -> None:
-        config = uvicorn.Config(
-            create_admin(desk),
-            http=watched(running),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Without keys the peer's address decides; a header must not be able to change it.
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        config = uvicorn_config(
+            create_admin(desk), running, lifespan=False, keep_alive=_KEEP_ALIVE_SECONDS, shutdown=_SHUTDOWN_SECONDS
         )
         self._server = _Server(config)
         self._listening = listening

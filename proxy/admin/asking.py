@@ -1,25 +1,19 @@
-"""What every admin endpoint needs: who asks, the running proxy, and a body that is bounded and JSON."""
+"""What every endpoint of the admin API needs: who asks, and the running proxy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import msgspec
 from fastapi import Depends, Request
 
-from policies.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, RateLimited
-from policies.standing import LONGEST_WHY, visible
+from policies.errors import AuthenticationFailed, PermissionDenied, RateLimited
 from proxy.admin.auth import Admin, AdminKeys
 from proxy.admin.hands import Hands
 from proxy.following import Following
-from proxy.relay.asgi import ClientLeft, read_body
 from proxy.services import Services, header_map
 
-MOST_BYTES = 64 * 1024
 _READS = frozenset(("GET", "HEAD"))
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,46 +52,3 @@ def admin_of(request: Request, desk: Annotated[Desk, Depends(desk_of)]) -> Admin
 
 TheDesk = Annotated[Desk, Depends(desk_of)]
 TheAdmin = Annotated[Admin, Depends(admin_of)]
-
-
-class Why(msgspec.Struct, forbid_unknown_fields=True):
-    """Why something is decided."""
-
-    why: str
-
-
-async def body_of(request: Request, shape: type[T], expected: str) -> T:
-    """The body, read once it is known that an admin asks.
-
-    It has to call itself JSON, which a web page from elsewhere cannot. Raises InvalidRequest, RequestTooLarge.
-    """
-    headers = header_map(request.scope["headers"])
-    if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
-        raise InvalidRequest("the content-type is application/json")
-    try:
-        return msgspec.json.decode(await read_body(request.receive, headers, MOST_BYTES), type=shape)
-    except ClientLeft as error:
-        raise InvalidRequest("the request body did not arrive") from error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is {expected}") from error
-
-
-async def fields_of(request: Request) -> dict[str, Any]:
-    """A body that names settings."""
-    return await body_of(request, dict[str, Any], "a JSON object of settings")
-
-
-async def why_of(request: Request) -> str:
-    """A body that says why, as the audit trail takes it."""
-    return reason((await body_of(request, Why, '{"why": text}')).why)
-
-
-def reason(text: str) -> str:
-    """A reason, as the audit trail takes it. Raises InvalidRequest."""
-    why = text.strip()
-    if not why:
-        raise InvalidRequest("say why: it goes into the audit trail", param="why")
-    if not visible(why):
-        expected = f"at most {LONGEST_WHY} characters, on one line, without control or formatting characters"
-        raise InvalidRequest(f"`why` is {expected}", param="why")
-    return why

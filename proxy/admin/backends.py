@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from policies.errors import InvalidRequest, NotFound, StoreUnavailable
+from policies.errors import InvalidRequest, NotFound
 from policies.settings import BackendSettings
 from policies.standing import ACTIONS
 from policies.unit import declaration_of
-from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of, desk_of, fields_of, reason, why_of
+from proxy.admin.asking import Desk, TheAdmin, TheDesk
 from proxy.admin.auth import Admin
+from proxy.api import standing
+from proxy.api.asking import fields_of, unsure, why_of
+from proxy.api.backends import now
+from proxy.api.routes import TheServices
+from proxy.api.standing import TheBackend
 from proxy.backends.backend import Backend
 from proxy.services import check_backend
-from verifier_pool.link import overlays, trail
+from verifier_pool.link import overlays
 from verifier_pool.link.durable import NotDurable
-
-logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 router = APIRouter(prefix="/admin/backends")
-
-
-class _Decision(msgspec.Struct, forbid_unknown_fields=True):
-    """What is decided about a backend's standing: see `policies.standing.override`."""
-
-    action: Literal["quarantine", "pardon", "release"]
-    why: str
-
-
-def backend_of(name: str, desk: Annotated[Desk, Depends(desk_of)], admin: TheAdmin) -> Backend:
-    """The backend that the path names, for an admin. Raises NotFound."""
-    backend = desk.services.backends.named(name)
-    if backend is None:
-        raise NotFound("there is no such backend", code="backend_not_found")
-    return backend
-
-
-TheBackend = Annotated[Backend, Depends(backend_of)]
+router.include_router(standing.router)
 
 
 @router.get("")
@@ -65,7 +48,7 @@ async def add(request: Request, desk: TheDesk, admin: TheAdmin, response: Respon
 
 
 @router.get("/{name}")
-async def one(desk: TheDesk, backend: TheBackend) -> dict[str, Any]:
+async def one(desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
     """One backend."""
     return _entry(desk, backend)
 
@@ -110,12 +93,6 @@ async def reset(name: str, desk: TheDesk, admin: TheAdmin, response: Response) -
     return await _do(desk, admin, response, name, lambda at: at.reset(name))
 
 
-@router.get("/{name}/standing")
-async def standing(desk: TheDesk, backend: TheBackend) -> dict[str, Any]:
-    """Everything there is to show of its record under its present declaration, with its audit trail."""
-    return await desk.services.records.summary(backend)
-
-
 @router.get("/{name}/standing/history")
 async def history(name: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
     """Its records under all declarations there were, the latest life first; also of a backend that is gone."""
@@ -125,40 +102,19 @@ async def history(name: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
     return {"object": "list", "data": found}
 
 
-@router.post("/{name}/standing")
-async def decide(request: Request, desk: TheDesk, admin: TheAdmin, backend: TheBackend) -> dict[str, Any]:
-    """Quarantine it by hand, release it again, or pardon it."""
-    asked = await body_of(request, _Decision, '{"action": "quarantine" | "pardon" | "release", "why": text}')
-    return await _decided(desk, admin, backend, asked.action, reason(asked.why))
-
-
 @router.post("/{name}/{action}")
-async def decide_in_path(
-    request: Request, desk: TheDesk, admin: TheAdmin, backend: TheBackend, action: str
+async def decide(
+    request: Request,
+    services: TheServices,
+    admin: standing.Admin,
+    backend: TheBackend,
+    action: str,
+    response: Response,
 ) -> dict[str, Any]:
-    """The same, by the path."""
+    """The same as `POST /{name}/standing`, by the path."""
     if action not in ACTIONS:
         raise NotFound("there is nothing at this path", code="unknown_path")
-    return await _decided(desk, admin, backend, action, await why_of(request))
-
-
-async def _decided(desk: Desk, admin: Admin, backend: Backend, action: str, why: str) -> dict[str, Any]:
-    """Override a backend's standing; the audit log has it, what was refused as well. Raises what `Records.override`
-    does."""
-    services, before = desk.services, {"state": backend.standing.state}
-    try:
-        record = await services.records.override(backend, action, by=admin.name, why=why, actor=admin.actor)
-    except Exception as error:
-        result = str(error) or type(error).__name__
-        said = trail.entry(admin.actor, f"standing.{action}", backend.name, before=before, result=result, why=why)
-        try:
-            await desk.hands.do(trail.append, desk.hands.redis, services.settings.admin.audit_entries, said)
-        except StoreUnavailable:
-            logger.warning("the audit log cannot be written", extra={"audit": said})
-        raise
-    with contextlib.suppress(StoreUnavailable):
-        await services.standings.refresh()
-    return services.records.show(record)
+    return await standing.decided(services, admin, response, backend, action, await why_of(request))
 
 
 async def _do(
@@ -178,9 +134,9 @@ async def _do(
     heard = await following.look()
     known, written = desk.services.backends.named(name), at.written
     holds = heard and name not in following.merged.left_out and (known is None) == (written is None)
-    if not (holds and durable):
+    if not holds:
         response.status_code = 202
-    said = {"holds": holds} | ({} if durable else {"durable": False, "note": trail.MAYBE_LOST})
+    said = {"holds": holds} | ({} if durable else unsure(response))
     if written is None:
         return {"id": name, "object": "backend", "deleted": True, **said}
     if holds and known is not None:
@@ -206,9 +162,5 @@ def _described(backend: BackendSettings) -> dict[str, Any]:
 def _entry(desk: Desk, backend: Backend) -> dict[str, Any]:
     return _described(backend.settings) | {
         "from": desk.following.merged.sources.get(backend.name, "settings"),
-        "state": backend.standing.state,
-        "since": backend.standing.since,
-        "audit_rate": backend.standing.audit_rate,
-        "outstanding": backend.outstanding,
-        "health": backend.health(),
+        **now(backend),
     }

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from policies.errors import Conflict, InvalidRequest, NotFound
-from proxy.admin.asking import Desk, TheAdmin, TheDesk, body_of
+from policies.errors import InvalidRequest, NotFound
+from proxy.admin.asking import Desk, TheAdmin, TheDesk
 from proxy.admin.auth import Admin
+from proxy.api.asking import body_of
+from proxy.api.webhooks import MOST_WAIT, house_of, tried
 from verifier_pool.link import letters, orders, receivers, running
+from verifier_pool.link.endpoints import SETTINGS
 from verifier_pool.link.queue import WEBHOOK_QUEUE, queue_of
-
-_MOST_WAIT = 30.0
+from verifier_pool.link.receivers import Asker
 
 router = APIRouter(prefix="/admin")
 
@@ -74,12 +76,6 @@ async def profile(model: str, desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
     raise NotFound("the settings have no such model", code="model_not_found")
 
 
-@router.get("/webhooks")
-async def webhooks(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
-    """Where events go, and how they get there."""
-    return {"object": "list", "data": await desk.hands.do(_webhooks, desk)}
-
-
 @router.get("/webhooks/failures")
 async def failures(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
     """Deliveries that failed for good; `POST /admin/queues/requeue` sends them again."""
@@ -90,24 +86,16 @@ async def failures(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
 
 @router.post("/webhooks/test", status_code=202)
 async def attempt(
-    desk: TheDesk, admin: TheAdmin, wait: Annotated[float, Query(ge=0, le=_MOST_WAIT, allow_inf_nan=False)] = 10.0
+    desk: TheDesk, admin: TheAdmin, wait: Annotated[float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False)] = 10.0
 ) -> dict[str, Any]:
-    """Send an event that says nothing, as any other is sent, and see what becomes of it within `wait` seconds."""
-    redis = desk.hands.redis
-    sent = await desk.hands.do(receivers.send, redis, desk.services.settings, admin.actor)
-    status = await desk.hands.poll(
-        lambda: receivers.status(redis, sent["id"]), lambda found: found not in receivers.UNDECIDED, wait
-    )
-    return {**sent, "status": status}
+    """Try the webhook of the settings, see `proxy.api.webhooks.attempt`."""
+    return await tried(desk.services, Asker(admin.actor), SETTINGS, wait)
 
 
 @router.post("/webhooks/resume")
 async def resume(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
-    """Send to the receiver again after it answered 410."""
-    settings = desk.services.settings
-    if not await desk.hands.do(receivers.resume, desk.hands.redis, settings, admin.actor):
-        raise Conflict("the receiver is not switched off")
-    return {"object": "webhook", "disabled": False}
+    """Send to the webhook of the settings again after it was switched off."""
+    return await desk.hands.do(receivers.resumed, house_of(desk.services), Asker(admin.actor), SETTINGS)
 
 
 def _queues(desk: Desk) -> dict[str, Any]:
@@ -117,7 +105,3 @@ def _queues(desk: Desk) -> dict[str, Any]:
     states = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
     found = [{**state, "model": models.get(state["queue"])} for state in states]
     return {"object": "list", "data": found, "dead": [letters.shown(each, now) for each in letters.find(redis)]}
-
-
-def _webhooks(desk: Desk) -> list[dict[str, Any]]:
-    return receivers.described(desk.hands.redis, desk.services.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from policies.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from policies.settings import ClientKey, LimitSettings, StoredKey
+from proxy.api.asking import body_of, unsure
 from proxy.api.auth import Client
-from proxy.api.backends import Admin
 from proxy.api.routes import TheServices
-from proxy.relay.asgi import ClientLeft, read_body
-from proxy.services import Services, header_map
+from proxy.api.standing import Admin
+from proxy.services import Services
 from verifier_pool.link import keys, trail
 from verifier_pool.link.durable import NotDurable
 from verifier_pool.link.keys import Use, counted_keys, described, id_of
@@ -25,7 +25,6 @@ from verifier_pool.link.limit_scripts import SHOW
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 16 * 1024
 _FIELDS = '{"name": text, "admin", "operator": true or false, "limits": {…} or null, "expires": Unix seconds or null}'
 
 router = APIRouter()
@@ -47,9 +46,6 @@ class _Limited(msgspec.Struct, forbid_unknown_fields=True):
     limits: dict[str, Any] | None
 
 
-T = TypeVar("T")
-_wanted = msgspec.json.Decoder(_Wanted)
-_limited = msgspec.json.Decoder(_Limited)
 _LIMITS_ALONE = '{"limits": {…} or null}'
 
 
@@ -63,7 +59,7 @@ async def listed(services: TheServices, admin: Admin) -> dict[str, Any]:
 @router.post("", status_code=201)
 async def create(request: Request, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
     """Make a key. Its text is in this answer and in no other."""
-    wanted = await _read(request, _wanted, _FIELDS)
+    wanted = await body_of(request, _Wanted, _FIELDS)
     if wanted.expires is not None and not time.time() < wanted.expires < 1e11:
         raise InvalidRequest("`expires` is a Unix second in the future", param="expires")
     limits = _limits(wanted.limits)
@@ -98,7 +94,7 @@ async def one(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
 @router.patch("/{name}")
 async def limit(request: Request, name: str, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
     """Give a key other limits, all of them; null is those of the settings, {} is none."""
-    limits = _limits((await _read(request, _limited, _LIMITS_ALONE)).limits)
+    limits = _limits((await body_of(request, _Limited, _LIMITS_ALONE)).limits)
     key = await _known(services, name)
     if not isinstance(key, StoredKey):
         raise Conflict("this key is in the settings, and can only be changed there")
@@ -159,8 +155,7 @@ async def _change(
         if not await services.store.change(trail.CHANGE, names, arguments):
             return None
     except NotDurable:
-        more = {"durable": False, "note": trail.MAYBE_LOST}
-        response.status_code = 202
+        more = unsure(response)
     try:
         await services.registry.look()
     except StoreUnavailable:
@@ -173,19 +168,6 @@ def _limits(given: dict[str, Any] | None) -> LimitSettings | None:
         return None if given is None else LimitSettings.model_validate(given)
     except ValidationError as error:
         raise InvalidRequest(_first(error), param="limits") from error
-
-
-async def _read(request: Request, shape: msgspec.json.Decoder[T], fields: str) -> T:
-    """The body. It has to call itself JSON, which a web page from elsewhere cannot (see `proxy.api.backends`)."""
-    headers = header_map(request.scope["headers"])
-    if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
-        raise InvalidRequest("the content-type is application/json")
-    try:
-        return shape.decode(await read_body(request.receive, headers, _MOST_BYTES))
-    except ClientLeft as error:
-        raise InvalidRequest("the request body did not arrive") from error
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is {fields}") from error
 
 
 def _first(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,8 @@ from policies.unit import declaration_name, declaration_of
 from proxy.backends.backend import Backend
 from proxy.store import Store
 from verifier_pool.link import trail
-from verifier_pool.link.scripts import store_standing
+from verifier_pool.link.durable import NotDurable
+from verifier_pool.link.scripts import STORE_STANDING, store_standing
 
 _TRIES = 20
 _PATIENCE = 3.0
@@ -34,6 +35,13 @@ class _Found:
     version: bytes
     records: dict[str, Record]
     waiting: int
+
+
+class Decision(NamedTuple):
+    """What came of the operator's decision: the record, and whether it is as durable as the settings ask for."""
+
+    record: Record
+    durably: bool
 
 
 class Records:
@@ -58,8 +66,8 @@ class Records:
         """A record as JSON has words for it."""
         return standing.summary(record, self._settings.standing_of(record.backend), self._settings.audit)
 
-    async def override(self, backend: Backend, action: str, *, by: str, why: str, actor: str) -> Record:
-        """Do what the operator decided about a backend; returns its record.
+    async def override(self, backend: Backend, action: str, *, by: str, why: str, actor: str) -> Decision:
+        """Do what the operator decided about a backend, durably.
 
         A pardon waits until the units before it are counted: they belong to the life that it ends.
 
@@ -83,16 +91,16 @@ class Records:
                     )
                 await asyncio.sleep(_POLL)
                 found = await self._find(backend)
-            record = await self._write(backend, found, action, by, why, actor)
-            if record is not None:
-                return record
+            made = await self._write(backend, found, action, by, why, actor)
+            if made is not None:
+                return made
             await asyncio.sleep(random.random() * 0.002 * (attempt + 1))
         raise StoreFailed("others keep changing the standing of this backend; try again", code="contended")
 
     async def _write(
         self, backend: Backend, found: _Found, action: str, by: str, why: str, actor: str
-    ) -> Record | None:
-        """The record after the action, or None when somebody else wrote since it was found."""
+    ) -> Decision | None:
+        """What came of it, or None when somebody else wrote since the record was found."""
         now, declaration = time.time(), declaration_of(backend.settings)
         rules = self._settings.standing_of(backend.name)
         try:
@@ -107,7 +115,10 @@ class Records:
         keys, arguments, _ = store_standing(
             backend.name, found.version, found.records, {after.name: after}, self._settings, now, entry=said
         )
-        return after if await self._store.store_standing(keys, arguments) else None
+        try:
+            return Decision(after, durably=True) if await self._store.change(STORE_STANDING, keys, arguments) else None
+        except NotDurable:
+            return Decision(after, durably=False)
 
     async def _find(self, backend: Backend) -> _Found:
         return await self._read(backend.name)

@@ -13,7 +13,7 @@ import uvicorn
 from policies.settings import Settings
 from proxy.app import create_app
 from proxy.drain import Drain
-from proxy.serve import uvicorn_config
+from proxy.serve import config_of
 from proxy.services import Services
 from tests.support.waiting import PATIENCE
 from verifier_pool.link.settings_file import SettingsFile
@@ -28,7 +28,7 @@ class RunningProxy:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn_config(self.app, settings))
+        self._server = uvicorn.Server(config_of(self.app, settings))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
 
     @property
