@@ -21,7 +21,7 @@ from policies.errors import NotFound, ReceiptError
 from policies.merkle import SIZE, Span, Subtree
 from policies.settings import DurabilitySettings
 from verifier_pool.link import durable
-from verifier_pool.link.receipts import LOG, TILE, Stored, receipt_of, tiles_key
+from verifier_pool.link.receipts import LOG, TILE, Stored, tiles_key
 from verifier_pool.link.signing import Signer
 
 MOST_ENTRIES = 1024
@@ -83,13 +83,13 @@ class Log:
     """
 
     def __init__(self, redis: Redis, signer: Signer, rules: DurabilitySettings | None = None) -> None:
-        self._redis = redis
+        self.redis = redis
         self._signer = signer
         self._rules = rules or DurabilitySettings()
 
     def state(self) -> State:
         """What is known of it now."""
-        id, size, token, head_size, head_time, now = cast("list[bytes]", self._redis.eval(_STATE, 1, LOG))
+        id, size, token, head_size, head_time, now = cast("list[bytes]", self.redis.eval(_STATE, 1, LOG))
         return State(id.decode(), int(size), token.decode(), int(head_size), float(head_time), float(now))
 
     def head(self, covering: int = 0, seconds: float = 0.0) -> Signed | None:
@@ -114,14 +114,11 @@ class Log:
             return Signed(now.head, now.head_size)
         return self._sign(now)
 
-    def proof(self, id: str) -> Proof | None:
-        """What shows a response's receipt in the log; None where there is no receipt. Raises what `head` does."""
-        kept = receipt_of(self._redis, id)
-        if kept is None:
-            return None
-        found = self.head(kept.number + 1, seconds=math.inf)
+    def proof(self, receipt: Stored) -> Proof:
+        """What shows a receipt in the log. Raises what `head` does."""
+        found = self.head(receipt.number + 1, seconds=math.inf)
         assert found is not None
-        return Proof(kept, found, self.inclusion(kept.number, found.size))
+        return Proof(receipt, found, self.inclusion(receipt.number, found.size))
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """The path that shows a leaf in the tree of `size` leaves. Raises NotFound."""
@@ -160,7 +157,7 @@ class Log:
         self._until_durable()
         root = self._hashes([(0, now.size)])[0]
         token, _ = self._signer.sign(head.encode(now.log, now.size, root, now.now), head.KIND)
-        self._redis.eval(_SET_HEAD, 1, LOG, now.log, token, now.size, f"{now.now:.6f}")
+        self.redis.eval(_SET_HEAD, 1, LOG, now.log, token, now.size, f"{now.now:.6f}")
         return Signed(token, now.size)
 
     def _is_ours(self, token: str) -> bool:
@@ -184,7 +181,7 @@ class Log:
                 self._ask_durable(self._rules)
 
     def _ask_durable(self, rules: DurabilitySettings) -> None:
-        with durable.transaction(self._redis, rules) as pipeline:
+        with durable.transaction(self.redis, rules) as pipeline:
             # WAITAOF is about the writes of its own connection, and all that came before them.
             pipeline.hset(LOG, "asked", f"{time.time():.3f}")
             pipeline.execute()
@@ -234,13 +231,13 @@ class Log:
                 whole = self._whole(level - 1, dict.fromkeys(some, TILE))
                 made += b"".join(merkle.root(_cut(whole[number])) for number in some)
             rows[tile] += made
-            self._redis.hset(tiles_key(level), str(tile), rows[tile])
+            self.redis.hset(tiles_key(level), str(tile), rows[tile])
         return rows
 
     def _rows(self, level: int, tiles: Sequence[int]) -> list[bytes]:
         if not tiles:
             return []
-        found = cast("list[bytes | None]", self._redis.hmget(tiles_key(level), [str(tile) for tile in tiles]))
+        found = cast("list[bytes | None]", self.redis.hmget(tiles_key(level), [str(tile) for tile in tiles]))
         return [row or b"" for row in found]
 
 

@@ -1,0 +1,97 @@
+"""Receipts and their log, for clients, read in threads, so that no stream waits for it; and heads of the log, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import orjson
+from redis.exceptions import RedisError
+
+from policies import jws
+from policies.errors import ReceiptError, SealError, StoreFailed, StoreUnavailable
+from policies.settings import Settings
+from proxy.tasks import end
+from verifier_pool.link import connection, durable
+from verifier_pool.link.log import Log
+from verifier_pool.link.signing import signer_of
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds that Redis has for an answer, and for what durability takes."""
+_AT_ONCE = 4
+_PUBLISHED_SECONDS = 10.0
+"""How long what is published is taken to be that still: anybody may ask, as often as they like."""
+
+
+class Receipts:
+    """One per process.
+
+    Raises:
+        SettingsError: a key of the settings is none.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        patience = _PATIENCE + durable.seconds(settings.durability)
+        self._redis = connection.connect(url, timeout=patience, connect_timeout=_PATIENCE, retries=1)
+        self._signer = signer_of(self._redis, settings)
+        self._log = Log(self._redis, self._signer, settings.durability)
+        self._settings = settings.receipts
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._published = b""
+        self._until = float("-inf")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def renew(self, settings: Settings) -> None:
+        """Take over other settings."""
+        self._settings = settings.receipts
+        self._signer.renew(settings.receipts)
+        self._until = float("-inf")
+
+    async def start(self) -> None:
+        """Begin to sign heads of the log while it grows."""
+        self._tasks = [asyncio.create_task(self._keep())]
+
+    async def close(self) -> None:
+        """Stop, and close the connections."""
+        await end(*self._tasks)
+        await asyncio.to_thread(self._redis.close)
+
+    async def ask(self, work: Callable[[Log], _T]) -> _T:
+        """What comes of this, in a thread.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+            StoreFailed: there is no key to sign with, or the log is damaged.
+        """
+        async with self._turn:
+            try:
+                return await asyncio.to_thread(work, self._log)
+            except (RedisError, OSError) as error:
+                raise StoreUnavailable(type(error).__name__) from error
+            except (ReceiptError, SealError) as error:
+                logger.error("receipts fail", extra={"error": str(error)})
+                raise StoreFailed("receipts cannot be signed right now; try again later") from error
+
+    async def published(self) -> bytes:
+        """The JWK set of the keys that receipts are signed with. Raises what `ask` does."""
+        if time.monotonic() > self._until:
+            found = await self.ask(lambda _: self._signer.published())
+            self._published = orjson.dumps(jws.jwk_set(found))
+            self._until = time.monotonic() + _PUBLISHED_SECONDS
+        return self._published
+
+    async def _keep(self) -> None:
+        while True:
+            seconds = self._settings.head_seconds
+            await asyncio.sleep(seconds)
+            try:
+                await self.ask(lambda log: log.keep(seconds))  # noqa: B023
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("no head of the log was signed", extra={"error": type(error).__name__})
