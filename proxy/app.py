@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.settings import Settings
 from proxy.admin.app import serving
-from proxy.api import backends, errors, keys, routes
+from proxy.api import backends, errors, keys, receipts, routes
 from proxy.drain import Drain
 from proxy.following import Following
 from proxy.listening import listen
@@ -93,6 +93,7 @@ def create_app(
         served = {path: TracedEndpoint(app, relayed[path].name, path) for path, app in served.items()}
     app.relayed = served
     app.include_router(routes.router)
+    app.include_router(receipts.router)
     app.state.admin = None if listening is None else listening.getsockname()[:2]
     if listening is None:
         app.include_router(backends.router)

@@ -22,6 +22,7 @@ from proxy.limits.limiter import Limiter
 from proxy.limits.registry import Registry
 from proxy.metrics import Metrics
 from proxy.outage import Outage
+from proxy.receipts import Receipts
 from proxy.recorder import Recorder
 from proxy.relay.transport import AiohttpTransport, Transport
 from proxy.room import Holding
@@ -51,6 +52,7 @@ class Services:
     outage: Outage
     store: Store
     recorder: Recorder
+    receipts: Receipts
     metrics: Metrics
     tokenizers: Mapping[str, TokenStrings]
     drain: Drain
@@ -91,6 +93,7 @@ class Services:
             outage=outage,
             store=store,
             recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),
+            receipts=Receipts(redis_url, settings),
             metrics=metrics,
             tokenizers=tokenizers,
             drain=drain,
@@ -100,6 +103,7 @@ class Services:
         )
         metrics.start(redis_url, settings)
         services.recorder.start()
+        await services.receipts.start()
         await services.store.start()
         await services.registry.start()
         await services.limiter.start()
@@ -120,6 +124,7 @@ class Services:
         self.probes.renew(settings.health)
         self.store.renew(settings.verification)
         self.recorder.renew(settings)
+        self.receipts.renew(settings)
         self.metrics.renew(settings)
         return replace(
             self,
@@ -132,6 +137,7 @@ class Services:
     async def stop(self) -> None:
         """Record what is still to be recorded, then let go of everything."""
         await asyncio.to_thread(self.recorder.stop)
+        await self.receipts.close()
         await self.probes.close()
         await self.standings.close()
         await self.registry.close()
