@@ -56,6 +56,8 @@ class Recorder:
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
         self.said = Said({}, {}, {}, {})
+        self.sha256 = str(getattr(spelling, "sha256", ""))
+        """Of the tokenizer's file, in hex; empty where that is not known."""
 
     @property
     def added(self) -> Mapping[int, str]:

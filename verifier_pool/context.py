@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from policies.case import sha256
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
+from verifier_pool.parts import Parts
 from verifier_pool.profiles import name_of, read_profile
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference
@@ -37,14 +39,26 @@ class Context:
     stages: Stages = field(init=False)
     vouching: Vouching = field(init=False)
     profile_names: Mapping[str, str] = field(init=False)
+    profile_hashes: Mapping[str, str] = field(init=False)
+    second_profile_hashes: Mapping[str, str] = field(init=False)
+    parts: Parts = field(init=False)
     folded: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))
         object.__setattr__(self, "stages", Stages(self.store.redis, self.settings.verification))
         object.__setattr__(self, "vouching", Vouching(self.stages))
+        ttl = self.settings.verification.evidence_ttl
+        object.__setattr__(self, "parts", Parts(self.store.redis, ttl, self.store.sealer))
         names = {model: name_of(profile) for model, profile in self.profiles.items()}
         object.__setattr__(self, "profile_names", names)
+        object.__setattr__(self, "profile_hashes", _hashes(self.profiles))
+        object.__setattr__(self, "second_profile_hashes", _hashes(self.second_profiles))
+
+
+def _hashes(profiles: Mapping[str, Profile]) -> dict[str, str]:
+    """By model, the hash by which a receipt tells its profile."""
+    return {model: sha256(profile.canonical()) for model, profile in profiles.items()}
 
 
 _current: Context | None = None

@@ -10,28 +10,33 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from typing import NamedTuple, cast
 
 import orjson
 from rq import get_current_job
 
 from policies import audit, codec, distance, margin, routing
+from policies._storage import keeps
+from policies.case import sha256
 from policies.checks import VerdictWord
 from policies.documents import document
 from policies.errors import EvidenceError, OtherVersion, ReplayError
 from policies.evidence import Evidence, Replay, ReplayForm
+from policies.judging import Grounds
+from policies.receipt import Facts, facts_of
+from policies.transcript import Recorder
 from policies.unit import Unit, declaration_of, of_response
 from policies.verification import Verification, traced, unverified
 from verifier_pool import declarations, history, metrics
 from verifier_pool.context import NO_MODEL, Context, current
-from verifier_pool.judge import for_each_choice, judge
+from verifier_pool.judge import for_each_choice, grounds_of, on_grounds
 from verifier_pool.link.queue import SECOND_UNCHECKED, audited_key, evidence_key, intent_key, verdict_key
 from verifier_pool.link.telemetry import log, names
 from verifier_pool.packing import unpack_outcomes
 from verifier_pool.replays import can_replay, outcome_key, request_key, request_of, response_of, vouching_key
 from verifier_pool.standing import audit_rate
+from verifier_pool.tokenizer import spelling_of
 from verifier_pool.traced import verifying
 from verifier_pool.units import accusing, confirmed, of_unverified
 from verifier_pool.vouching import Counsel
@@ -105,6 +110,14 @@ def give_up(job_id: str, reason: str) -> None:
     _settle_unverified(current(), response_of(job_id), reason)
 
 
+class _Weighed(NamedTuple):
+    """A response that is judged: its verification, its unit, and what the verdict rests on."""
+
+    verification: Verification
+    unit: Unit
+    grounds: Grounds
+
+
 class _Response:
     """One response in one pass."""
 
@@ -124,21 +137,23 @@ class _Response:
         if chosen and first is None and self._has_reference(again=False):
             return self._ask(again=False)
         weighed = self._weighed(chosen, first)
-        return weighed if isinstance(weighed, str) else self._settle(*weighed)
+        return weighed if isinstance(weighed, str) else self._settle(weighed)
 
-    def _weighed(self, chosen: bool, first: Sequence[Replay | ReplayError] | None) -> tuple[Verification, Unit] | str:
+    def _weighed(self, chosen: bool, first: Sequence[Replay | ReplayError] | None) -> _Weighed | str:
         """The verification of the response and its unit in the backend's standing, or that it is replayed first."""
         context, choices, name = self._context, self._choices, self._choices[0].model
         profile, second_profile = context.profiles.get(name), context.second_profiles.get(name)
-        judged = partial(
-            judge,
-            choices,
-            model=self._model,
+        spelling = spelling_of(self._model)
+        grounds = grounds_of(
+            self._model,
+            spelling=None if spelling is None else Recorder(spelling),
+            profile=profile,
+            replays=first if chosen else None,
             declaration_expired=declarations.expired(context.store.redis, choices[0].backend, choices[0].runtime),
             earlier=history.note(context.store.redis, context.secret, choices, self._model.vocab_size),
         )
         operator = self._intent.get("operator") is True
-        verification = judged(profile=profile, replays=first if chosen else None)
+        verification = on_grounds(choices, grounds)
         unit = of_response(
             choices,
             verification,
@@ -151,21 +166,23 @@ class _Response:
             # The verdict hears this replay. The unit does not: it was made before, of what every answer is asked.
             if first is None:
                 return self._ask(again=False)
-            verification = judged(profile=profile, replays=first) | {"extra_replay": True}
-            return (self._unvouched(again=False) if _rejecting(verification) else None) or (verification, unit)
+            grounds = replace(grounds, replays=first)
+            verification = on_grounds(choices, grounds) | {"extra_replay": True}
+            otherwise = self._unvouched(again=False) if _rejecting(verification) else None
+            return otherwise or _Weighed(verification, unit, grounds)
         if (accusing(unit) or _rejecting(verification)) and (otherwise := self._unvouched(again=False)) is not None:
             return otherwise
         if accusing(unit) and self._has_reference(again=True):
             again = self._replays(again=True)
             if again is None:
                 return self._ask(again=True)
-            repeated = judged(profile=second_profile, replays=again)
+            repeated = on_grounds(choices, replace(grounds, profile=second_profile, replays=again))
             told = of_response(choices, repeated, context.secret, operator=operator)
             if accusing(told) and (otherwise := self._unvouched(again=True)) is not None:
                 return otherwise
             unit, found = confirmed(unit, told)
             verification["second_reference"] = asdict(found)
-        return verification, unit
+        return _Weighed(verification, unit, grounds)
 
     def _unvouched(self, *, again: bool) -> str | None:
         """What this pass comes to because the reference was not shown sound since it replayed the response; None when
@@ -180,12 +197,14 @@ class _Response:
                 return _advanced(self._context, self._id, _held(self._context, self._id))
         return None
 
-    def _settle(self, verification: Verification, unit: Unit) -> str:
-        context, choice = self._context, self._choices[0]
+    def _settle(self, weighed: _Weighed) -> str:
+        context, choice, verification = self._context, self._choices[0], weighed.verification
         redis = context.store.redis
         verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
-        if context.store.settle(verification, unit):
+        retained = keeps(self._intent.get("retain"), verification["verdict"])
+        facts = self._facts(weighed, context.parts.keep(self._choices, weighed.grounds, retained=retained))
+        if context.store.settle(verification, weighed.unit, facts):
             metrics.decided(self._choices, verification["decided"], audited=bool(verification["audited"]))
             if changed:
                 declarations.count(redis, choice.backend)
@@ -195,6 +214,21 @@ class _Response:
             _forget(context, self._id)
         _fold(context, choice.backend)
         return str(verification["verdict"])
+
+    def _facts(self, weighed: _Weighed, case: bytes) -> Facts:
+        """What the receipt says besides the verification. `case` is empty where it could not be kept."""
+        context, choice = self._context, self._choices[0]
+        twice = "second_reference" in weighed.verification
+        return facts_of(
+            self._choices,
+            self._intent,
+            self._held.evidence or b"",
+            declared=declaration_of(choice),
+            replay=sha256(case),
+            second_replay=sha256(self._held.replayed_again or b"") if twice else "",
+            profile=context.profile_hashes.get(choice.model, ""),
+            second_profile=context.second_profile_hashes.get(choice.model, "") if twice else "",
+        )
 
     def _chosen(self) -> bool:
         """Whether the response is audited, from the secret, its id and its backend's past alone; the same in every run.

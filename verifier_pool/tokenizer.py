@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -35,8 +36,10 @@ besides. Plain words take 2 each, and emoji of four tokens 6.5."""
 class TokenizerSpelling:
     """Spells as vLLM's fast detokeniser does, whose library this is."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, sha256: str = "") -> None:
         self._tokenizer = tokenizer
+        self.sha256 = sha256
+        """Of its file, in hex; empty where it was read from none."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         decoder = tokenizer.get_added_tokens_decoder()
@@ -51,9 +54,10 @@ class TokenizerSpelling:
         file = Path(path)
         if file.is_dir():
             file = file / "tokenizer.json"
-        text = file.read_text(encoding="utf-8")
+        data = file.read_bytes()
+        text = data.decode()
         try:
-            return cls(Tokenizer.from_str(text))
+            return cls(Tokenizer.from_str(text), hashlib.sha256(data).hexdigest())
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{file.name}: {error}") from error
 

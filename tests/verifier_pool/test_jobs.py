@@ -189,7 +189,7 @@ def test_a_bug_ends_in_one_verdict_after_the_retries(
         calls.append(1)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(jobs, "judge", broken)
+    monkeypatch.setattr(jobs, "on_grounds", broken)
     rules = settings(valkey_url)
     evidence = answer()
     rig.submit(redis, rules, [evidence])
@@ -209,7 +209,7 @@ def test_rq_keeps_of_an_exception_its_type_and_place(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError(f"cannot judge {CANARY}")
 
-    monkeypatch.setattr(jobs, "judge", broken)
+    monkeypatch.setattr(jobs, "on_grounds", broken)
     rules = settings(valkey_url)
     id = rig.submit(redis, rules, [answer()])
     redis.hset(Job.key_for(id), "retries_left", 0)

@@ -52,7 +52,7 @@ worker.run(declaring(settings(url)), threading.Event())
 
 SLOW_CHECKS = WORKER.replace(
     "worker.run(declaring(settings(url))",
-    "from verifier_pool import jobs\njobs.judge = lambda *_, **__: trouble(None)\nworker.run(settings(url)",
+    "from verifier_pool import jobs\njobs.on_grounds = lambda *_, **__: trouble(None)\nworker.run(settings(url)",
 )
 
 

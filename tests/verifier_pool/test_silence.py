@@ -116,13 +116,13 @@ def test_a_job_that_took_long_is_no_loop_that_hangs(
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(Loop, "hung_seconds", 2.0)
     monkeypatch.setattr(Loop, "pulse", 0.02)
-    judge: Any = vars(jobs)["judge"]
+    judge: Any = vars(jobs)["on_grounds"]
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         time.sleep(3)
         return judge(*arguments, **options)
 
-    monkeypatch.setattr(jobs, "judge", slowly)
+    monkeypatch.setattr(jobs, "on_grounds", slowly)
     id = rig.submit(redis, rules := settings(valkey_url, audit={"rate": 0.0}), [answer()])
     rig.worker(redis, rules).serve(burst=True)
     rig.verdict_of(redis, id)

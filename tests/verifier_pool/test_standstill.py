@@ -75,7 +75,7 @@ def test_a_worker_without_a_part_of_itself_burns_no_backlog(
         raise trouble
 
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "judge", broken)
+        patched.setattr(jobs, "on_grounds", broken)
         work(redis, rules)
         assert undecided(redis, ids)
         assert [tries_left(redis, id) for id in ids] == [3] * 5
@@ -96,7 +96,7 @@ def test_a_release_that_fails_at_everything_burns_no_backlog(
         raise AttributeError("no such thing")
 
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "judge", broken)
+        patched.setattr(jobs, "on_grounds", broken)
         for _ in range(30):
             worker.serve(burst=True)
             due_now(redis)
@@ -111,14 +111,14 @@ def test_answers_that_break_a_check_end_while_others_pass(
 ) -> None:
     rules = settings(valkey_url, audit={"rate": 0.0})
     poisoned = [rig.submit(redis, rules, [answer()]) for _ in range(4)]
-    judge: Callable[..., Any] = judging.judge
+    judge: Callable[..., Any] = judging.on_grounds
 
-    def broken(choices: Any, **given: Any) -> Any:
+    def broken(choices: Any, grounds: Any) -> Any:
         if choices[0].id in poisoned:
             raise ZeroDivisionError
-        return judge(choices, **given)
+        return judge(choices, grounds)
 
-    monkeypatch.setattr(jobs, "judge", broken)
+    monkeypatch.setattr(jobs, "on_grounds", broken)
     worker = rig.worker(redis, rules)
     for _ in range(40):
         good = rig.submit(redis, rules, [answer()])
