@@ -31,7 +31,7 @@ MAX_ENTRY = 1024 * 1024
 _LARGEST = sys.float_info.max
 
 
-class _Top(msgspec.Struct):
+class _Top(msgspec.Struct, gc=False):
     token: str
     logprob: float
 

@@ -20,9 +20,9 @@ from proxy.tap.experts import MAX_BYTES
 from proxy.tap.guarded import UNREADABLE_FAULT
 from proxy.tap.outline import is_wider, size_of
 from proxy.tap.prompts import Prompts
-from proxy.tap.rawjson import UNREADABLE, Object, is_null
+from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, read_object, read_objects
 from proxy.tap.shown import MAX_CALLS, Shown, shown
-from proxy.tap.together import Part, read_together
+from proxy.tap.together import Chunk, Part, as_one, read_together
 from proxy.tap.types import Prepared
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Collector:
         self.allowed = allowed
         self._records: dict[int, ChoiceRecord] = {}
         self._late: list[Object] = []
+        self._alike: list[tuple[bytes, Chunk]] = []
+        self._alike_of = 0
         self._late_tops: list[Object] = []
         self._late_bytes = 0
         self.faults: dict[str, None] = {}
@@ -144,19 +146,33 @@ class Collector:
             self.catch_up()
             self.choice(fields, "delta")
             return
+        if self._alike:
+            self.catch_up()
         self._late.append(dict(fields))
         self._late_bytes += size
         if len(self._late) >= _MOST_LATE or self._late_bytes > _MOST_LATE_BYTES:
             self.catch_up()
 
+    def alike(self, index: int, event: bytes, chunk: Chunk) -> None:
+        """Takes, now or later, a chunk of one choice that was read already, and has nothing else in it."""
+        if self._late or self._alike_of != index:
+            self.catch_up()
+            self._alike_of = index
+        self._alike.append((event, chunk))
+        self._late_bytes += len(event)
+        if len(self._alike) >= _MOST_LATE or self._late_bytes > _MOST_LATE_BYTES:
+            self.catch_up()
+
     def settle(self) -> None:
         """Reads what is to be read, where it is enough to be read together."""
-        if len(self._late) >= _TOGETHER:
+        if len(self._late) >= _TOGETHER or len(self._alike) >= _TOGETHER:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Reads what is to be read."""
         tops, late = self._late_tops, self._late
+        if self._alike:
+            self._catch_up_alike()
         if not tops and not late:
             return
         self._late_tops, self._late, self._late_bytes = [], [], 0
@@ -175,6 +191,21 @@ class Collector:
         except Exception:
             self.unreadable()
 
+    def _catch_up_alike(self) -> None:
+        alike, self._alike = self._alike, []
+        self._late_bytes = 0
+        part = as_one([chunk for _, chunk in alike])
+        if part is not None and self._fit([part]):
+            try:
+                self._take_of(self._record_at(self._alike_of), part)
+            except Exception:
+                self.unreadable()
+            return
+        for event, _ in alike:
+            top = read_object(event.removeprefix(b"data: ")) or {}
+            for fields in read_objects(top.get("choices", NULL)) or ():
+                self.choice(fields, "delta")
+
     def _fit(self, parts: list[Part]) -> bool:
         """Whether none of them comes near what an answer may have."""
         ids = sum(len(part.ids) for part in parts if part.ids is not None)
@@ -184,6 +215,11 @@ class Collector:
     def _take(self, fields: Object, part: Part) -> None:
         """As `choice`, for what was read already."""
         record = self._record(fields.get("index"))
+        if record is not None:
+            self._take_of(record, part)
+            self._read_rest(record, fields)
+
+    def _take_of(self, record: ChoiceRecord | None, part: Part) -> None:
         if record is None:
             return
         self._show(record, part.said)
@@ -199,7 +235,6 @@ class Collector:
             elif expected:
                 record.claim.skip(expected)
             self._rows += record.claim.rows - before
-        self._read_rest(record, fields)
 
     def _read_rest(self, record: ChoiceRecord, fields: Object) -> None:
         prompt = fields.get("prompt_token_ids")
@@ -254,6 +289,9 @@ class Collector:
             at = _integer.decode(index) if index is not None else 0
         except UNREADABLE:
             at = -1
+        return self._record_at(at)
+
+    def _record_at(self, at: int) -> ChoiceRecord | None:
         if not 0 <= at < self.expected:
             self.fault("bad_ids")
             return None

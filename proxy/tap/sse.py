@@ -111,6 +111,11 @@ class Splitter:
             self._drop()
 
     @property
+    def idle(self) -> bool:
+        """Whether what comes next begins an event."""
+        return not (self._buffer or self._lines or self._cr_at_end or self._at_start or self.overflow)
+
+    @property
     def held(self) -> int:
         """Bytes of an event that is not whole yet."""
         return self._size + len(self._buffer)

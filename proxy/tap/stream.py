@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.tap.alike import Alike
 from proxy.tap.allowed import Allowed
 from proxy.tap.base import LARGE, BaseTap, error_frame
 from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
@@ -13,6 +14,8 @@ from proxy.tap.types import Prepared
 
 _MOST_KEPT = 64 * 1024
 _MOST_WAITING = 4 * 1024 * 1024
+_BLANK = b"\n\n"
+_LESSONS = 4
 
 
 class StreamTap(BaseTap):
@@ -37,11 +40,40 @@ class StreamTap(BaseTap):
         self._dropped = False
         self._closed = False
         self._fed = 0
+        self._alike: Alike | None = None
+        asked = prepared.asked
+        plain = asked.logprobs is None and not asked.token_ids and (asked.reasoning or prepared.endpoint != "chat")
+        self._lessons = _LESSONS if plain and prepared.ids_as_tokens else 0
 
     def _feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out."""
         if self.failed or self._closed:
             return b""
+        if self._alike is not None and self._splitter.idle and not self.done:
+            data, shown = self._read_alike(self._alike, data)
+            return shown + self._read(data) if data else shown
+        return self._read(data)
+
+    def _read_alike(self, alike: Alike, data: bytes) -> tuple[bytes, bytes]:
+        """Events that are like one before them, from the first on: the rest of the data, and the client's events."""
+        if not data.endswith(_BLANK) or b"\r" in data or self._fed + len(data) > self.allowed.stream:
+            return data, b""
+        shown, at = [], 0
+        while at < len(data):
+            # One character is found much faster than two.
+            end = data.find(b"\n", at)
+            event = data[at:end]
+            said = alike.read(event) if data.startswith(_BLANK, end) else None
+            if said is None:
+                break
+            self.collector.alike(alike.index, event, said.chunk)
+            shown.append(said.shown)
+            at = end + len(_BLANK)
+        self._fed += at
+        return data[at:], b"".join(shown)
+
+    def _read(self, data: bytes) -> bytes:
+        """Any events."""
         out = []
         self._fed += len(data)
         try:
@@ -195,7 +227,17 @@ class StreamTap(BaseTap):
             self._waiting += 1
             self._dropped = True
             return b""
-        return self._rewritten(event, top) if changed else b"".join(event.lines)
+        if not changed:
+            return b"".join(event.lines)
+        shown = self._rewritten(event, top)
+        if self._lessons and not ended and event.lines[0].startswith(b"data: ") and event.lines[1:] == [b"\n"]:
+            self._learn(event.data or b"", shown)
+        return shown
+
+    def _learn(self, data: bytes, shown: bytes) -> None:
+        """From a chunk what others are like it. Where nothing comes of that a few times, nothing will."""
+        self._lessons -= 1
+        self._alike = Alike.learn(self.prepared.endpoint, data, shown, self.allowed) or self._alike
 
     def _room(self, size: int) -> bool:
         """Whether there is room for a chunk that waits."""

@@ -20,16 +20,24 @@ from proxy.tap.rawjson import NULL, Object
 from proxy.tap.shown import Message, Shown, of_message
 
 
-class _ChatChunk(msgspec.Struct, array_like=True):
+class ChatChunk(msgspec.Struct, array_like=True):
+    """Of chat."""
+
     said: Message
     ids: list[int] | None
     logprobs: SmallChat | None
 
 
-class _TextChunk(msgspec.Struct, array_like=True):
+class TextChunk(msgspec.Struct, array_like=True):
+    """Of completions."""
+
     said: str
     ids: list[int] | None
     logprobs: SmallCompletions | None
+
+
+Chunk = ChatChunk | TextChunk
+"""What is read of one choice of a chunk."""
 
 
 class Part(NamedTuple):
@@ -40,8 +48,10 @@ class Part(NamedTuple):
     claim: Rows | None
 
 
-_chat = msgspec.json.Decoder(list[_ChatChunk])
-_text = msgspec.json.Decoder(list[_TextChunk])
+_chat = msgspec.json.Decoder(list[ChatChunk])
+_text = msgspec.json.Decoder(list[TextChunk])
+_one_chat = msgspec.json.Decoder(ChatChunk)
+_one_text = msgspec.json.Decoder(TextChunk)
 
 
 def read_together(endpoint: Endpoint, choices: Sequence[Object]) -> list[Part] | None:
@@ -54,6 +64,50 @@ def read_together(endpoint: Endpoint, choices: Sequence[Object]) -> list[Part] |
     except Exception:
         # Whatever it is: each by itself shows whose it is.
         return None
+
+
+def read_one(endpoint: Endpoint, said: bytes, ids: bytes, logprobs: bytes) -> Chunk:
+    """A chunk of which these are the text, the ids and the claim, as they are spelled. Raises what UNREADABLE says."""
+    if endpoint == "chat":
+        return _one_chat.decode(b'[{"content":%b},%b,%b]' % (said, ids, logprobs))
+    return _one_text.decode(b"[%b,%b,%b]" % (said, ids, logprobs))
+
+
+def as_one(chunks: Sequence[Chunk]) -> Part | None:
+    """What chunks of one choice, of `read_one`, say together; None where one of them has another number of rows than of
+    ids, or one that cannot be taken as it is."""
+    try:
+        ids = array("i", [id for chunk in chunks for id in chunk.ids or ()])
+        sizes, tokens, values = _columns(chunks)
+        if [len(chunk.ids or ()) for chunk in chunks] != [len(found) for found in sizes]:
+            return None
+        counts = array("i", chain.from_iterable(sizes))
+        claimed = array("i", token_ids(tokens))
+        if not (0 < min(counts) <= max(counts) <= ROOM and min(ids) >= 0 and min(claimed) >= 0):
+            return None
+        return Part(Shown("".join(map(_said, chunks))), ids, Rows(claimed, array("f", values), counts))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _said(chunk: Chunk) -> str:
+    return chunk.said if isinstance(chunk, TextChunk) else chunk.said.content or ""
+
+
+def _columns(chunks: Sequence[Any]) -> tuple[list[list[int]], list[str], list[float]]:
+    """Entries of each row of each chunk, and all of their tokens and values. Raises ValueError."""
+    claims = [chunk.logprobs for chunk in chunks]
+    if isinstance(claims[0], SmallChat):
+        rows = [entry for claim in claims for entry in claim.content]
+        sizes = [[1 + len(entry.top_logprobs) for entry in claim.content] for claim in claims]
+        entries = [each for row in rows for each in (row, *row.top_logprobs)]
+        return sizes, [each.token for each in entries], [each.logprob for each in entries]
+    every = [
+        row for claim in claims for row in zip(claim.tokens, claim.token_logprobs, claim.top_logprobs, strict=True)
+    ]
+    tokens = [name for token, _, top in every for name in (token, *top)]
+    values = [each for _, value, top in every for each in (value, *top.values())]
+    return [[1 + len(top) for top in claim.top_logprobs] for claim in claims], tokens, values
 
 
 def _three(choice: Object, said: str) -> tuple[Raw, Raw, Raw]:
