@@ -269,7 +269,7 @@ def seed_commitment(id: str, seeds: Sequence[int | None]) -> str:
 def parsed(payload: bytes) -> dict[str, Any]:
     """The JSON object that was signed. Raises ReceiptError."""
     try:
-        found = json.loads(payload, parse_constant=_refuse)
+        found = json.loads(payload, parse_constant=_refuse, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ReceiptError("not a statement: no JSON") from error
     if not isinstance(found, dict):
@@ -279,6 +279,15 @@ def parsed(payload: bytes) -> dict[str, Any]:
 
 def _refuse(name: str) -> Any:
     raise ValueError(name)
+
+
+def _integer(text: str) -> float | int:
+    """Beyond what doubles count, what it was written for: a double."""
+    return int(text) if len(text) < 16 else _near(float(text))
+
+
+def _near(value: float) -> float | int:
+    return int(value) if abs(value) < 2**53 else value
 
 
 def _sound(found: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Receipts and their log, for clients, read in threads, so that no stream waits for it; and heads of the log, in time."""
+"""Receipts and their log for clients, read in threads so that no stream waits; and heads of the log, in time."""
 
 from __future__ import annotations
 
