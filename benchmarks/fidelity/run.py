@@ -44,7 +44,7 @@ def run(plan: Plan, port: int, select: str | None = None) -> list[Row]:
         folder = Path(name)
         commands, options = _started(plan, folder, port, stack)
         outcomes = folder / "outcomes.jsonl"
-        command = [sys.executable, "-m", "pytest", SUITE, *options, *plan.options, *_lacks(plan)]
+        command = [sys.executable, "-m", "pytest", SUITE, "--timed", *options, *plan.options, *_lacks(plan)]
         command += ["--outcomes", str(outcomes), *(["-k", select] if select else [])]
         ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if not outcomes.exists():

@@ -13,7 +13,9 @@ NAME=PID` where its process matters; a variant that is not given is a feature th
     ending       as it is, to be ended by SIGTERM
     breaker      leaves an upstream alone that fails too often, which it does not in the others
 
-`--lacks FEATURE` names what a gateway is known not to have, so that its tests fail as lacking and not as wrong.
+`--timed` also asserts how long things take, which only a machine that does nothing else can be held to; without it
+they have to happen, and in their order. `--lacks FEATURE` names what a gateway is known not to have, so that its tests
+fail as lacking and not as wrong.
 `--outcomes FILE` writes how each test came out; `countersign bench fidelity` makes a page of such files.
 """
 
@@ -28,6 +30,7 @@ import pytest
 from tests.fidelity.gateway import CLIENT_KEY, MODEL, Gateway, Gateways, Given
 from tests.fidelity.meaning import OtherBytes, notes
 from tests.fidelity.outcomes import Outcomes
+from tests.fidelity.timing import timing
 from tests.support import raw_http
 from tests.support.black_hole import BlackHole
 from tests.support.fake_backend import FakeBackend
@@ -50,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--patience", type=float, default=PATIENCE, help="seconds of silence that a client bears")
     group.addoption("--readiness", default="/readyz", help="path that says whether it takes requests")
     group.addoption("--lacks", action="append", default=[], metavar="FEATURE", help="what it is known not to have")
+    group.addoption("--timed", action="store_true", help="assert how long things take, too")
     group.addoption("--cases", action="store_true", help="say of each case how many of its tests failed")
     group.addoption("--outcomes", type=Path, metavar="FILE", help="write how each test came out, a JSON object a line")
 
@@ -58,15 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers and the ledger."""
     config.addinivalue_line("markers", "cases(*numbers): the fidelity cases that a test covers")
     config.addinivalue_line("markers", "feature(name): what a gateway needs for this test and may lack")
+    config.addinivalue_line("markers", "timed: asserts how long things take")
     config.addinivalue_line("markers", "ours: what only our own proxy promises")
     raw_http.PATIENCE = config.getoption("--patience", PATIENCE)
     notes.lenient = config.getoption("--base-url", None) is not None
+    timing.asserted = config.getoption("--timed", False)
     config.pluginmanager.register(Outcomes(config), "fidelity-outcomes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Another gateway is not asked for what only ours promises."""
+    """Another gateway is not asked for what only ours promises, and nobody for what is not asserted."""
     for item in items:
+        if item.get_closest_marker("timed") and not timing.asserted:
+            item.add_marker(pytest.mark.skip(reason="asserts how long things take: --timed"))
         if notes.lenient and item.get_closest_marker("ours"):
             item.add_marker(pytest.mark.skip(reason="a promise of our own proxy"))
 

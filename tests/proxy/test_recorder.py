@@ -22,7 +22,7 @@ from tests.proxy.recording import new_evidence, new_generation, new_recorder, re
 from tests.support.redises import Server, wait_until
 from tests.support.running import settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import (
     OUTBOX,
@@ -177,9 +177,7 @@ def test_many_share_one_wait_for_durability(tmp_path: Path) -> None:
             recorder.finished(new_generation(id), lambda id=id: new_evidence(id), 1)  # type: ignore[misc]
         recorder.unchecked(new_generation("f" * 32), "no_answer")
         recorder.start()
-        began = time.monotonic()
         recorder.stop(PATIENCE)
-        assert time.monotonic() - began < SOON
         assert not outage.down
         with server.client() as client:
             assert client.exists(*map(evidence_key, ids)) == 100

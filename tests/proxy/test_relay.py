@@ -22,7 +22,7 @@ from proxy.tap.types import Prepared
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE
 from verifier_pool import RQ_PREFIX
 
 
@@ -341,18 +341,14 @@ def test_a_stream_without_end(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(timeouts={"total": 0.5})
     endless: list[Step] = [0.05, wire.chunk(wire.CONTENT[0])]
     rig.backend.script = [wire.SSE_HEAD, wire.chunk(wire.ROLE), *endless * 2000]
-    started = time.monotonic()
     response = rig.chat(stream=True)
-    assert time.monotonic() - started < SOON
     assert b"upstream_timeout" in response.content
 
 
 def test_held_open_after_done(rig: Rig) -> None:
     rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES), PeerCloses()]
-    started = time.monotonic()
     response = rig.chat(stream=True)
     assert response.content.endswith(wire.DONE)
-    assert time.monotonic() - started < SOON
     assert rig.evidence(response.headers["x-countersign-id"]).complete
 
 

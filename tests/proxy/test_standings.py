@@ -19,7 +19,6 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
-from tests.support.waiting import SOON
 from verifier_pool.link.queue import STANDINGS
 
 KEYS = [
@@ -162,9 +161,7 @@ def test_redis_away_leaves_the_last_known(
     getattr(valkey, how)()
     rig.chat(headers=ANN)
     time.sleep(PATIENCE + 1.2)
-    started = time.monotonic()
     assert _took(rig, second, 20, headers=ANN) == (0, 20)
-    assert time.monotonic() - started < SOON
     (b1, _) = rig.http.get("/v1/backends", headers=ROOT).json()["data"]
     assert b1["state"] == "quarantined"
     valkey.thaw() if how == "freeze" else valkey.start()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-TRIES = 5
 _NANOSECONDS = 1e9
 _STOLEN = 8
 """Place of what a hypervisor gave to others among the words of a line on the machine's cores."""
@@ -55,17 +52,3 @@ def _stolen() -> float:
     with contextlib.suppress(OSError, IndexError):
         return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[_STOLEN]) / os.sysconf("SC_CLK_TCK")
     return 0.0
-
-
-def assert_mostly(measured: Callable[[], float], bound: float, tries: int = TRIES) -> None:
-    """Asserts that the median of several measurements is below a bound. One that a machine's standing still came into
-    is forgiven; what is too late more often than not is found. Ends as soon as it is decided.
-
-    Args:
-        measured: seconds, less the lateness of the machine.
-        tries: an odd number.
-    """
-    took: list[float] = []
-    while max(sum(each < bound for each in took), sum(each >= bound for each in took)) <= tries // 2:
-        took.append(measured())
-    assert statistics.median(took) < bound, took

@@ -50,7 +50,6 @@ class Valkey:
     def kill(self) -> None:
         """Gone at once."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
             self._process.kill()
             self._process.wait()
             self._process = None

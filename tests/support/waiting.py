@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,9 +11,6 @@ from typing import TypeVar
 PATIENCE = 60.0
 """Seconds within which whatever is to happen has happened, on a machine that stands still now and then as well. Only a
 test that fails waits for so long."""
-SOON = 20.0
-"""Seconds that pass at the most, on such a machine, where something happens by itself. What a test tells it from
-(another wait, or one after another) takes longer."""
 TRIES = 20
 """How often something may be tried that is at once, or in time, unless the machine stands still meanwhile."""
 _POLL = 0.005
@@ -51,6 +49,16 @@ async def until(found: Callable[[], Found], within: float = PATIENCE, what: obje
             return answer
         assert not late, _said(what)
         await asyncio.sleep(_POLL)
+
+
+def ends(work: Callable[[], Found]) -> Found:
+    """Do what waits for something of its own, and return what it does. What it must not wait for never comes."""
+    done: list[Found] = []
+    thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert done, "it does not end"
+    return done[0]
 
 
 def _said(what: object) -> object:

@@ -19,7 +19,7 @@ from tests.support import wire
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy
 from tests.support.valkey import Valkey
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.settings_file import SettingsFile
 
 KEYS = [
@@ -43,8 +43,8 @@ class House:
         self._file = SettingsFile(path)
         settings = parse_settings(self._file.take().text, {})
         self.proxy = stack.enter_context(RunningProxy(settings, valkey.url, self._file))
-        self.admin = stack.enter_context(httpx.Client(base_url=self.proxy.admin_url, timeout=30, headers=BOSS))
-        self.http = stack.enter_context(httpx.Client(base_url=self.proxy.url, timeout=30))
+        self.admin = stack.enter_context(httpx.Client(base_url=self.proxy.admin_url, timeout=PATIENCE, headers=BOSS))
+        self.http = stack.enter_context(httpx.Client(base_url=self.proxy.url, timeout=PATIENCE))
         self.redis: redis.Redis = stack.enter_context(valkey.client())
 
     @property

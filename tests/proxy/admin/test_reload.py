@@ -15,11 +15,13 @@ import pytest
 import yaml
 
 from policies.settings import hash_key
+from proxy import following
 from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually, tree_of
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, Until
-from tests.support.waiting import TRIES
+from tests.support.waiting import PATIENCE
 from verifier_pool.link.running import RUNNING
+from verifier_pool.link.settings_file import SettingsFile
 
 
 def test_a_changed_file_holds_by_itself(house: House, second: FakeBackend) -> None:
@@ -243,40 +245,30 @@ def test_streams_do_not_notice(house: House, backend: FakeBackend, second: FakeB
     eventually(lambda: all(backend.outstanding == 0 for backend in house.proxy.services.backends.all))
 
 
-def _held_up(house: House, count: int) -> tuple[float, float]:
-    """The longest that a request waited while a file with so many models was taken over, and how long writing it takes,
-    which is as long as reading it."""
-    worst = [0.0]
-    over = threading.Event()
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(SettingsFile, "_read"), (following, "reread"), (following, "check_addresses"), (following, "load_tokenizers")],
+)
+def test_the_loop_never_waits_for_it(house: House, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
+    """However long a file is read or checked, everything else on the event loop goes on."""
+    begun, over = threading.Event(), threading.Event()
+    quick = getattr(where, name)
 
-    def ask() -> None:
-        with httpx.Client(base_url=house.proxy.url, timeout=60) as client:
-            while not over.is_set():
-                began = time.monotonic()
-                assert client.get("/healthz").status_code == 200
-                worst[0] = max(worst[0], time.monotonic() - began)
+    def slow(*given: Any, **named: Any) -> Any:
+        begun.set()
+        assert over.wait(2 * PATIENCE)
+        return quick(*given, **named)
 
-    thread = threading.Thread(target=ask)
-    began = time.monotonic()
-    models = {f"model-{n}": {"generation_config": {"top_k": n}} for n in range(count)} | house.tree["models"]
-    yaml.safe_dump(models)
-    slow = time.monotonic() - began
-    thread.start()
-    house.change(models=models)
-    eventually(lambda: len(house.proxy.services.settings.models) == len(models))
-    over.set()
-    thread.join()
-    return worst[0], slow
-
-
-def test_the_loop_never_waits_for_it(house: House) -> None:
-    """However large the file, and however often it changes, nothing else on the event loop is held up by it."""
-    for more in range(TRIES):
-        worst, slow = _held_up(house, 3000 + more)
-        if worst < max(slow / 2, 0.25):
-            break
-    # A busy machine may hold up one of them; what is right is far quicker than reading the file.
-    assert worst < max(slow / 2, 0.25)
+    monkeypatch.setattr(where, name, slow)
+    before = house.proxy.services
+    house.change(standing={"alpha": 0.003})
+    try:
+        assert begun.wait(PATIENCE)
+        assert house.chat().status_code == 200
+        assert house.proxy.services is before
+    finally:
+        over.set()
+    eventually(lambda: house.proxy.services.settings.standing.alpha == 0.003)
 
 
 def test_each_process_says_what_it_goes_by(open_house: Callable[..., House]) -> None:

@@ -20,7 +20,7 @@ from proxy.metrics import Metrics
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
 from tests.support.running import settings_for
-from tests.support.waiting import PATIENCE, SOON
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -77,9 +77,7 @@ async def test_statuses(server: FakeBackend, status: int, problem: str | None) -
     ],
 )
 async def test_whatever_comes(server: FakeBackend, script: list[Step], problem: str | None) -> None:
-    started = time.monotonic()
     assert await _found(server, *script, timeout=1.0 if problem == "timeout" else PATIENCE) == problem
-    assert time.monotonic() - started < SOON
 
 
 async def test_nobody_there() -> None:

@@ -43,14 +43,14 @@ def test_nor_do_4xx_between_them_forgive_failures(status: int) -> None:
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 def test_5xx_open_it(status: int) -> None:
-    fleet = Fleet(1)
+    fleet, before = Fleet(1), time.time()
     for _ in range(5):
         _answered(fleet, status)
     backend = fleet.all[0]
     assert (backend.breaker.state, backend.breaker.kind) == ("open", "status")
     assert backend.failure is not None
     assert backend.failure.kind == "status"
-    assert abs(backend.failure.at - time.time()) < 5
+    assert before <= backend.failure.at <= time.time()
 
 
 def test_a_request_counts_once() -> None:
@@ -107,9 +107,10 @@ def test_it_rests_as_long_as_it_wants(status: int, headers: list[tuple[bytes, by
 
 
 def test_retry_after_as_a_date() -> None:
-    seconds = retry_after([(b"retry-after", formatdate(time.time() + 30, usegmt=True).encode())])
+    before = time.time()
+    seconds = retry_after([(b"retry-after", formatdate(before + 30, usegmt=True).encode())])
     assert seconds is not None
-    assert 28 < seconds <= 30
+    assert 28 - (time.time() - before) < seconds <= 30
     assert retry_after([(b"retry-after", formatdate(0).encode())]) == 0
     assert retry_after([]) is None
 

@@ -21,7 +21,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.keys import KEYS, KeyStore
 from verifier_pool.link.telemetry import log
 
@@ -35,12 +35,8 @@ ANSWER = [wire.whole(wire.BODY)]
 ROOT = {"authorization": "Bearer sk-root"}
 
 
-def _until(status: int, ask: Callable[[], httpx.Response], seconds: float = PATIENCE) -> float:
-    began = time.monotonic()
-    while ask().status_code != status:
-        assert time.monotonic() - began < seconds
-        time.sleep(0.02)
-    return time.monotonic() - began
+def _until(status: int, ask: Callable[[], httpx.Response]) -> None:
+    wait_until(lambda: ask().status_code == status)
 
 
 def _revoke(door: Door, key: str) -> None:
@@ -55,15 +51,18 @@ def test_a_new_key_works_at_once_and_a_revoked_one_no_longer_soon(make_door: Cal
     key = door.key()
     assert [door.ask(key, at=at).status_code for at in (0, 1)] == [200, 200]
     _revoke(door, key)
-    assert max(_until(401, lambda at=at: door.ask(key, at=at)) for at in (0, 1)) < 2  # type: ignore[misc]
+    for at in (0, 1):
+        _until(401, lambda at=at: door.ask(key, at=at))  # type: ignore[misc]
 
 
 def test_refusals_are_all_alike(door: Door) -> None:
     door.backend.script = ANSWER
-    revoked, expired = door.key("revoked"), door.key("expired", expires=time.time() + 0.3)
-    assert door.ask(expired).status_code == 200
+    end = time.time() + 0.5
+    revoked, expired = door.key("revoked"), door.key("expired", expires=end)
+    assert door.ask(expired).status_code == 200 or time.time() >= end
     _revoke(door, revoked)
-    time.sleep(0.4)
+    _until(401, lambda: door.ask(expired))
+    assert time.time() >= end
     _until(401, lambda: door.ask(revoked))
     for key in (revoked, expired, "sk-none", "sk-" + "x" * 3000, "sk-root2", hash_key("sk-root"), "é"):
         response = door.clients[0].post(
@@ -134,7 +133,7 @@ def test_who_asks_first_after_redis_went_away_is_not_let_in(backend: FakeBackend
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "keys_unavailable")
         assert http.get("/healthz").status_code == 200
         valkey.start()
-        _until(200, lambda: http.post("/v1/chat/completions", json=CHAT), 5)
+        _until(200, lambda: http.post("/v1/chat/completions", json=CHAT))
 
 
 def test_the_first_key_ends_this_machines_privilege(make_door: Callable[..., Door]) -> None:

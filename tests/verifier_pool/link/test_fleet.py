@@ -213,9 +213,6 @@ def test_nothing_that_grows_with_the_traffic_is_asked(redis: Redis, rules: Setti
     ours = {name for name in many if name.partition("|")[0] not in {"config", "info", *CONNECTING}}
     assert ours <= ALLOWED
     assert {name: many[name] for name in ours} == {name: few[name] for name in ours}
-    (began,) = [time.monotonic()]
-    known.read()
-    assert time.monotonic() - began < 1.0
 
 
 def test_several_readers_ask_as_often_as_one(

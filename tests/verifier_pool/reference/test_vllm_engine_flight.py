@@ -18,7 +18,7 @@ import pytest
 from policies.errors import ReplayError, SettingsError
 from policies.evidence import Replay, ReplayForm
 from policies.settings import ReferenceSettings
-from tests.support.waiting import PATIENCE, SOON, wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.verifier_pool.reference.fake_llm import FakeLlm
 from tests.verifier_pool.toy import answer, logprobs_after
 from verifier_pool.reference import engine_reading, engine_start, vllm_engine
@@ -135,11 +135,9 @@ def test_a_dead_engine_fails_what_it_held_and_starts_once_for_all_others(start: 
     fake = hold(engine)
     futures = [engine.submit(asking()) for _ in range(30)]
     wait_until(lambda: len(fake.asked) == 12)
-    began = time.monotonic()
     fake.engine_core.resources.engine_dead = True
     late = [engine.submit(asking()) for _ in range(10)]
     outcomes = [future.exception(PATIENCE) for future in futures]
-    assert time.monotonic() - began < SOON
     failed = [outcome for outcome in outcomes if outcome is not None]
     assert all(isinstance(outcome, ReplayError) and outcome.reason == "engine_failed" for outcome in failed)
     # Nobody who still stood outside goes down with it.
