@@ -1,7 +1,7 @@
 """What a verdict rests on beside the evidence, as bytes: enough to judge the response again, offline, without a GPU.
 
-    zstd frame around msgpack: {"v": 1, "id", "declared", "profile", "added", "tokenizer", "expired", "earlier",
-                                "replays", "said"}
+    zstd frame around msgpack: {"v": 1, "rules", "id", "declared", "profile", "added", "tokenizer", "expired",
+                                "earlier", "replays", "said"}
 
 What many responses share is not in it but named by its SHA-256: the profile (canonical JSON, `Profile.canonical`) and
 the tokenizer's added tokens. Replays are written beside the evidence that they are about (`policies._replayed`), and
@@ -28,6 +28,8 @@ from policies.structure import Earlier
 from policies.transcript import Added, Recorder, Said, Transcript
 
 VERSION = 1
+RULES = 1
+"""Of the checks: another number with every change after which the same evidence may be judged differently."""
 MAX_UNPACKED = 256 * 1024 * 1024
 """Bytes that a case may take, uncompressed. A replay of 2¹⁷ tokens with 41 columns takes 27 MB."""
 MAX_ADDED = 8 * 1024 * 1024
@@ -45,6 +47,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Packed(msgspec.Struct, forbid_unknown_fields=True):
     v: int
+    rules: int
     id: str
     declared: _Declared
     profile: str
@@ -89,9 +92,15 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case as it was read. `profile`, `added` and `tokenizer` are the SHA-256 (hex) of what belongs to it."""
+    """A case as it was read.
+
+    Attributes:
+        rules: version of the checks that judged (`RULES`).
+        profile, added, tokenizer: SHA-256 (hex) of what belongs to it.
+    """
 
     id: str
+    rules: int
     profile: str
     added: str
     tokenizer: str
@@ -162,6 +171,7 @@ def pack(choices: Sequence[Evidence], grounds: Grounds, shared: Shared) -> bytes
         record = _encoder.encode(
             _Packed(
                 v=VERSION,
+                rules=RULES,
                 id=choices[0].id,
                 declared=_Declared(**{name: getattr(grounds.declared, name) for name in _Declared.__struct_fields__}),
                 profile=sha256(shared.profile),
@@ -193,7 +203,7 @@ def unpack(data: bytes) -> Case:
             raise ValueError(f"version {packed.v}, this is version {VERSION}")
     except _UNREADABLE as error:
         raise BundleError(f"the replay cannot be read: {error}") from error
-    return Case(packed.id, packed.profile, packed.added, packed.tokenizer, packed)
+    return Case(packed.id, packed.rules, packed.profile, packed.added, packed.tokenizer, packed)
 
 
 def sha256(data: bytes) -> str:

@@ -1,0 +1,306 @@
+"""Everything that can be checked of an evidence bundle by itself, one finding per question, and what it comes to.
+
+Nothing here needs a network, a GPU or the model. What is taken on whose word is said in each finding: a replay's
+numbers are the operator's, signed; that they follow from the model is not checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from policies import bundle as bundles
+from policies import case as cases
+from policies import codec, head
+from policies.case import Case
+from policies.errors import BundleError, CountersignError, EvidenceError, ReceiptError
+from policies.evidence import Evidence
+from policies.judging import Grounds
+from policies.receipt import Receipt, digest, seed_commitment, verify_receipt
+from policies.rederivation import derive, differences
+from policies.spelling import Spelling
+from policies.unit import declaration_of
+from policies.verification import Verification
+
+
+class Outcome(IntEnum):
+    """What an examination comes to: the exit code of `countersign verify` for a bundle. Of several faults the first of
+    `WORST_FIRST` counts."""
+
+    VERIFIED = 0
+    UNREADABLE = 4
+    BAD_SIGNATURE = 5
+    UNTRUSTED_KEY = 6
+    HASH_MISMATCH = 7
+    NOT_DERIVABLE = 8
+    NOT_IN_LOG = 9
+    DAMAGED = 10
+
+
+WORST_FIRST = (
+    Outcome.UNREADABLE,
+    Outcome.BAD_SIGNATURE,
+    Outcome.HASH_MISMATCH,
+    Outcome.NOT_DERIVABLE,
+    Outcome.NOT_IN_LOG,
+    Outcome.DAMAGED,
+    Outcome.UNTRUSTED_KEY,
+)
+MOST_DIFFERENCES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer to one question about a bundle.
+
+    Attributes:
+        about: `signature`, `key`, `evidence`, …
+        fault: what it comes to where the answer is no; None where it is yes.
+        words: the answer, in a sentence or two.
+    """
+
+    about: str
+    fault: Outcome | None
+    words: str
+
+
+@dataclass(slots=True)
+class Examination:
+    """What was found of a bundle. What could not be read is None, or empty.
+
+    Attributes:
+        derived: the verification as it was derived again.
+        grounds: what it was derived from, beside the `choices`.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    receipt: Receipt | None = None
+    choices: Sequence[Evidence] = ()
+    case: Case | None = None
+    grounds: Grounds | None = None
+    derived: Verification | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it comes to."""
+        faults = {finding.fault for finding in self.findings}
+        return next((fault for fault in WORST_FIRST if fault in faults), Outcome.VERIFIED)
+
+    @property
+    def faults(self) -> list[Finding]:
+        """What does not hold."""
+        return [finding for finding in self.findings if finding.fault is not None]
+
+    def good(self, about: str, words: str) -> None:
+        """Something holds."""
+        self.findings.append(Finding(about, None, words))
+
+    def bad(self, about: str, fault: Outcome, words: str) -> None:
+        """Something does not."""
+        self.findings.append(Finding(about, fault, words))
+
+
+def examine(
+    data: bytes,
+    trusted: Mapping[str, bytes] | None = None,
+    *,
+    any_key: bool = False,
+    spelling: Spelling | None = None,
+    tokenizer: str = "",
+) -> Examination:
+    """Check a bundle. Never raises for what it holds.
+
+    Args:
+        trusted: keys that are trusted, by `kid`; a `kid` alone (b"") is a pin: its key is taken from the bundle.
+        any_key: whoever signed it is taken at their word.
+        spelling: the declared model's tokenizer, where it is at hand, and `tokenizer`, the SHA-256 of its file. Without
+            it, what it said when the answer was judged is said again.
+    """
+    found = Examination()
+    try:
+        bundle, whole = bundles.unpack(data)
+    except BundleError as error:
+        found.bad("bundle", Outcome.UNREADABLE, f"{error}.")
+        return found
+    keys = bundle.known_keys | {kid: key for kid, key in (trusted or {}).items() if key}
+    _signature(found, bundle, keys)
+    _key(found, bundle, trusted, any_key)
+    _evidence(found, bundle)
+    _case(found, bundle)
+    if found.receipt is not None:
+        _log(found, bundle, keys, trusted)
+        _verdict(found, bundle, spelling, tokenizer)
+    if whole:
+        found.good("bundle", "The file is whole.")
+    else:
+        found.bad("bundle", Outcome.DAMAGED, "The file was changed after it was written: its checksum does not hold.")
+    return found
+
+
+def _signature(found: Examination, bundle: bundles.Bundle, keys: Mapping[str, bytes]) -> None:
+    try:
+        found.receipt = verify_receipt(bundle.receipt, keys)
+    except ReceiptError as error:
+        found.bad("signature", Outcome.BAD_SIGNATURE, f"The receipt is not what was signed: {error}.")
+        return
+    words = "The receipt is signed with the key {}: nothing in it was changed after that."
+    found.good("signature", words.format(found.receipt.kid))
+
+
+def _key(found: Examination, bundle: bundles.Bundle, trusted: Mapping[str, bytes] | None, any_key: bool) -> None:
+    if found.receipt is None:
+        return
+    kid = found.receipt.kid
+    if trusted and kid in trusted:
+        found.good("key", "That key is one of those you trust.")
+    elif trusted:
+        words = f"The receipt is signed by the key {kid}, which is not among the {len(trusted)} that you trust."
+        found.bad("key", Outcome.UNTRUSTED_KEY, words)
+    elif any_key:
+        found.good("key", "Whose key that is was not asked.")
+    else:
+        words = f"Nothing says whose key {kid} is: anybody can sign a bundle. Compare it with the operator's keys."
+        found.bad("key", Outcome.UNTRUSTED_KEY, words)
+
+
+def _evidence(found: Examination, bundle: bundles.Bundle) -> None:
+    try:
+        choices = codec.unpack(bundle.evidence)
+        if not choices:
+            raise EvidenceError("it holds no answer")
+    except EvidenceError as error:
+        found.bad("evidence", Outcome.HASH_MISMATCH, f"The evidence cannot be read: {error}.")
+        return
+    found.choices = choices
+    if found.receipt is None:
+        return
+    known, first = found.receipt, choices[0]
+    wrong = []
+    for name, data in (("evidence", bundle.evidence), ("sent", first.request)):
+        if (name == "evidence" or data) and known.hashes[name] != digest(data):
+            wrong.append(_HASHED[name])
+    if (known.hashes["served"] or "") != first.shown_sha256:
+        wrong.append("what the client was served")
+    if (known.statement["seed"] or "") != seed_commitment(first.id, [choice.sampling.seed for choice in choices]):
+        wrong.append("the seeds")
+    if any(choice.id != known.id for choice in choices):
+        wrong.append("the answer's id")
+    declared = {"backend": first.backend} | declaration_of(first)
+    if dict(known.statement["declared"]) != declared:
+        wrong.append("what the backend is declared to run")
+    if wrong:
+        words = f"Not what the receipt is about: {', '.join(wrong)}."
+        found.bad("evidence", Outcome.HASH_MISMATCH, words)
+    else:
+        found.good("evidence", "Request, answer, claim and seeds are those that the receipt names.")
+
+
+_HASHED = {"evidence": "the evidence", "sent": "the request that was sent"}
+
+
+def _case(found: Examination, bundle: bundles.Bundle) -> None:
+    try:
+        case = found.case = cases.unpack(bundle.case)
+    except BundleError as error:
+        found.bad("replay", Outcome.HASH_MISMATCH, f"What the verdict rests on cannot be read: {error}.")
+        return
+    if found.receipt is None:
+        return
+    hashes, wrong = found.receipt.hashes, []
+    if hashes["replay"] != digest(bundle.case):
+        wrong.append("the replay")
+    # Where nothing was calibrated there is no profile, in the case or in the receipt.
+    if (hashes["profile"] or "") != case.profile:
+        wrong.append("the profile")
+    if tuple(bundle.named_parts) != case.named or len(bundle.parts) != len(case.named):
+        wrong.append("the profile or the tokenizer's tokens")
+    if case.id != found.receipt.id:
+        wrong.append("the id of the replay")
+    if wrong:
+        found.bad("replay", Outcome.HASH_MISMATCH, f"Not what the receipt is about: {', '.join(dict.fromkeys(wrong))}.")
+    elif case.audited:
+        found.good(
+            "replay", "The reference's numbers and the profile are those that the receipt names."
+        )
+    else:
+        found.good(
+            "replay", "The answer was not replayed. What it was judged by is what the receipt names."
+        )
+
+
+def _log(
+    found: Examination, bundle: bundles.Bundle, keys: Mapping[str, bytes], trusted: Mapping[str, bytes] | None
+) -> None:
+    assert found.receipt is not None
+    if bundle.log is None:
+        found.bad("log", Outcome.NOT_IN_LOG, "The bundle holds nothing that shows the receipt in the operator's log.")
+        return
+    try:
+        signed = head.verify_head(bundle.log.head, keys)
+        head.verify_inclusion(signed, found.receipt.leaf, bundle.log.index, bundle.log.path)
+    except ReceiptError as error:
+        found.bad("log", Outcome.NOT_IN_LOG, f"The receipt is not shown to be in the operator's log: {error}.")
+        return
+    if trusted and signed.kid not in trusted:
+        words = f"The head of the log is signed by the key {signed.kid}, which is not among those that you trust."
+        found.bad("log", Outcome.UNTRUSTED_KEY, words)
+        return
+    words = f"The receipt is number {bundle.log.index} of the {signed.size} in the operator's log {signed.log}."
+    found.good("log", words)
+
+
+def _verdict(found: Examination, bundle: bundles.Bundle, spelling: Spelling | None, tokenizer: str) -> None:
+    assert found.receipt is not None
+    if found.case is None or not found.choices:
+        found.bad("verdict", Outcome.NOT_DERIVABLE, "The verdict cannot be derived: what it rests on cannot be read.")
+        return
+    if spelling is not None and found.case.tokenizer != tokenizer:
+        words = "The verdict was not derived: the tokenizer that was given is not the one it was judged with."
+        found.bad("verdict", Outcome.NOT_DERIVABLE, words)
+        return
+    if found.case.rules != cases.RULES:
+        words = (
+            f"The verdict was made by the rules of version {found.case.rules}; these are of version {cases.RULES}. "
+            "Verify with the release that made it."
+        )
+        found.bad("verdict", Outcome.NOT_DERIVABLE, words)
+        return
+    try:
+        found.grounds = found.case.grounds(found.choices, bundle.named_parts, spelling)
+        found.derived = derive(found.choices, found.grounds)
+    except (CountersignError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        found.bad("verdict", Outcome.NOT_DERIVABLE, f"The verdict cannot be derived: {error}.")
+        return
+    wrong = differences(found.receipt.verification, found.derived)
+    if not wrong:
+        found.good("verdict", f"Judged again, the evidence gives the same verdict: {found.derived['verdict']}.")
+        return
+    more = f", and {len(wrong) - MOST_DIFFERENCES} more" if len(wrong) > MOST_DIFFERENCES else ""
+    words = f"Judged again, the evidence gives another verification: {'; '.join(wrong[:MOST_DIFFERENCES])}{more}."
+    found.bad("verdict", Outcome.NOT_DERIVABLE, words)
+
+
+def as_json(found: Examination) -> dict[str, Any]:
+    """An examination as JSON."""
+    known = found.receipt
+    return {
+        "object": "examination",
+        "outcome": found.outcome.name.lower(),
+        "exit_code": int(found.outcome),
+        "id": None if known is None else known.id,
+        "key": None if known is None else known.kid,
+        "verdict": None if known is None else known.verdict,
+        "findings": [
+            {
+                "about": each.about,
+                "holds": each.fault is None,
+                "fault": None if each.fault is None else each.fault.name.lower(),
+                "words": each.words,
+            }
+            for each in found.findings
+        ],
+        "statement": None if known is None else dict(known.statement),
+        "derived": found.derived,
+    }
