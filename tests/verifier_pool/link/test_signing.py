@@ -1,0 +1,132 @@
+"""What signs receipts: the settings' keys, or one made in Redis; rotation; and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+from redis import Redis
+
+from policies import jws
+from policies.errors import NoSealingKey, ReceiptError, SettingsError
+from policies.settings import ReceiptSettings, parse_settings
+from verifier_pool.link import signing
+from verifier_pool.link.sealing import Sealer
+from verifier_pool.link.signing import RECEIPT_KEYS, Signer, kept_keys, rotate, signer_of
+
+OLD, NEW = (jws.key_text(bytes([number]) * 32) for number in (1, 2))
+GONE = jws.key_text(jws.public_bytes(jws.key_from(bytes([3]) * 32)))
+
+
+def public(seed: str) -> bytes:
+    return jws.public_bytes(jws.key_from(jws.key_bytes(seed)))
+
+
+def configured(text: str, **more: object) -> ReceiptSettings:
+    return ReceiptSettings.model_validate({"signing_keys": text, **more})
+
+
+def test_the_first_key_of_the_settings_signs_and_all_are_published(redis: Redis) -> None:
+    signer = Signer(redis, configured(f"{NEW} {OLD}", public_keys=(GONE,)))
+    token, kid = signer.sign(b"{}", "x")
+    assert kid == ""
+    assert jws.kid_in(token, "x") == jws.kid_of(public(NEW))
+    assert signer.published() == [public(NEW), public(OLD), jws.key_bytes(GONE)]
+    assert signer.configured
+    signer.renew(configured(NEW))
+    assert signer.published() == [public(NEW), public(OLD)]
+    assert redis.dbsize() == 0  # Redis has no say
+
+
+def test_keys_come_from_a_file_too(redis: Redis, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{OLD}\n")
+    named = parse_settings(f"receipts: {{signing_keys_file: {file}}}", {"COUNTERSIGN_RECEIPTS__SIGNING_KEYS": NEW})
+    assert signer_of(redis, named).published() == [public(NEW), public(OLD)]
+
+
+@pytest.mark.parametrize("text", ["", "x", "AAAA", OLD + "=", OLD[:-1] + "_", f"{OLD} x"])
+def test_a_key_that_is_none_stops_the_start(redis: Redis, text: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"receipts\.signing_keys") as caught:
+        Signer(redis, configured(text))
+    assert not text or text not in str(caught.value)
+    (tmp_path / "keys").write_text(text)
+    for path in (tmp_path / "keys", tmp_path / "none", tmp_path):
+        with pytest.raises(SettingsError, match=r"receipts\.signing_keys_file"):
+            Signer(redis, ReceiptSettings(signing_keys_file=str(path)))
+    with pytest.raises(SettingsError, match=r"receipts\.public_keys"):
+        Signer(redis, ReceiptSettings(public_keys=("A" * 42 + "_",)))
+
+
+def test_without_keys_one_is_made_for_all(redis: Redis) -> None:
+    tokens: list[str] = []
+
+    def sign() -> None:
+        tokens.append(Signer(redis).sign(b"{}", "x")[0])
+
+    threads = [threading.Thread(target=sign) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (only,) = kept_keys(redis, Sealer())
+    assert tokens == [jws.sign(b"{}", jws.key_from(_seed(redis, only.kid)), "x")] * 8
+    assert Signer(redis).published() == [only.public]
+
+
+def _seed(redis: Redis, kid: str) -> bytes:
+    stored = redis.hget(RECEIPT_KEYS, kid)
+    return jws.key_bytes(orjson.loads(stored)["seed"])  # type: ignore[arg-type]
+
+
+def test_its_seed_is_sealed_and_opens_nowhere_else(redis: Redis) -> None:
+    sealer = Sealer([bytes(32)])
+    signer = Signer(redis, sealer=sealer)
+    token, kid = signer.sign(b"{}", "x")
+    with pytest.raises(ReceiptError):
+        _seed(redis, kid)  # it is longer than a seed
+    assert Signer(redis, sealer=sealer).sign(b"{}", "x") == (token, kid)
+    for other in (Sealer(), Sealer([bytes([1]) * 32])):
+        with pytest.raises(NoSealingKey):
+            Signer(redis, sealer=other).sign(b"{}", "x")
+
+
+def test_rotation_publishes_before_it_signs(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer = Signer(redis)
+    _, first = signer.sign(b"{}", "x")
+    second, _ = rotate(redis, Sealer())
+    signer.forget()
+    assert signer.sign(b"{}", "x")[1] == first
+    assert [jws.kid_of(each) for each in signer.published()] == [second, first]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + signing.OVERLAP_SECONDS)
+    assert signer.sign(b"{}", "x")[1] == second
+    third, _ = rotate(redis, Sealer())
+    kept = {each.kid: each.key is not None for each in kept_keys(redis, Sealer())}
+    # The first can sign no more; its receipts can still be checked.
+    assert kept == {first: False, second: True, third: True}
+    signer.forget()
+    assert {jws.kid_of(each) for each in signer.published()} == {first, second, third}
+
+
+def test_a_key_that_redis_makes_up_signs_nothing(redis: Redis) -> None:
+    _, kid = Signer(redis).sign(b"{}", "x")
+    stored = redis.hget(RECEIPT_KEYS, kid)
+    for junk in (b"", b"[]", b"{}", b'{"public": 5}', orjson.dumps({"public": OLD, "since": 1.0}), stored):
+        redis.hset(RECEIPT_KEYS, "another", junk)
+        assert [each.kid for each in kept_keys(redis, Sealer())] == [kid]
+    seed = orjson.loads(stored)["seed"]  # type: ignore[arg-type]
+    swapped = {"public": jws.key_text(public(OLD)), "since": 1.0, "seed": seed}
+    redis.hset(RECEIPT_KEYS, jws.kid_of(public(OLD)), orjson.dumps(swapped))
+    assert [each.kid for each in kept_keys(redis, Sealer())] == [kid]
+
+
+def test_where_every_seed_is_gone_nothing_is_signed(redis: Redis) -> None:
+    _, kid = Signer(redis).sign(b"{}", "x")
+    (kept,) = kept_keys(redis, Sealer())
+    redis.hset(RECEIPT_KEYS, kid, orjson.dumps({"public": jws.key_text(kept.public), "since": 1.0}))
+    with pytest.raises(ReceiptError, match="no key in Redis signs"):
+        Signer(redis).sign(b"{}", "x")
