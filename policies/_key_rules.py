@@ -47,6 +47,8 @@ class ClientKey(Section):
             also change backends and keys.
         operator: the operator's own traffic: nobody could have chosen its prompts to frame a backend, so it speaks
             without a cap in a backend's standing, and alone.
+        evidence: whose evidence bundles it may read: those of its `own` answers, of `all`, or `none`. Without one, its
+            own; an admin key, all.
         limits: its own, all of them, instead of the default ones.
     """
 
@@ -54,7 +56,13 @@ class ClientKey(Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     admin: bool = False
     operator: bool = False
+    evidence: Literal["own", "all", "none"] | None = None
     limits: LimitSettings | None = None
+
+    @property
+    def may_read(self) -> Literal["own", "all", "none"]:
+        """Whose evidence bundles it may read."""
+        return self.evidence or ("all" if self.admin else "own")
 
 
 class StoredKey(ClientKey):

@@ -69,6 +69,7 @@ def _create(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
             now,
             admin=arguments.admin,
             operator=arguments.operator,
+            evidence=arguments.evidence,
             limits=arguments.limits,
             expires=arguments.expires,
         )
@@ -282,6 +283,11 @@ def _parser() -> argparse.ArgumentParser:
     create = made["create"]
     create.add_argument("--admin", action="store_true", help="it may see and decide everything over the API")
     create.add_argument("--operator", action="store_true", help="it is for your own traffic (docs/standing.md)")
+    create.add_argument(
+        "--evidence",
+        choices=["own", "all", "none"],
+        help="whose evidence bundles it may read (default: of its own answers; with --admin, all)",
+    )
     create.add_argument("--expires", type=_moment, metavar="WHEN", help="30m, 12h, 90d, 8w from now, or a date (UTC)")
     return parser
 

@@ -17,7 +17,8 @@ from verifier_pool.link.keys import LONGEST, id_of
 
 _REFUSED = "no valid API key came with the request"
 _NO_KEY = "this machine (no keys are set)"
-_THIS_MACHINE = "local"
+THIS_MACHINE = "local"
+"""Under which this machine is counted where there are no keys."""
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([0-9a-z_.-]{1,254}))(?::([0-9]{0,5}))?")
 _LONGEST_HOST = 254 + len(":65535")
@@ -34,6 +35,7 @@ class Client:
         name: its key's.
         operator: it is the operator.
         limits: what it may use; None where there is no limit.
+        evidence: whose evidence bundles it may read: `own`, `all` or `none`.
         known_as: its name in the audit log, where that is not its key's.
     """
 
@@ -43,6 +45,7 @@ class Client:
     operator: bool
     id: str = ""
     limits: LimitSettings | None = None
+    evidence: str = "own"
     known_as: str = ""
 
     @property
@@ -97,14 +100,17 @@ class Keys:
         digest = hash_key(bearer(headers))
         key = self._keys.get(digest) or self._stored(digest)
         if hmac.compare_digest(key.sha256 if key else "0" * 64, digest) and key is not None:
-            return Client(digest, key.name, key.admin, key.operator, id_of(digest), self._of(key.limits))
+            own = self._of(key.limits)
+            return Client(digest, key.name, key.admin, key.operator, id_of(digest), own, key.may_read)
         if self._keys or (self._registry is not None and self._registry.any):
             raise AuthenticationFailed(_REFUSED)
         if not is_this_machine(headers, peer):
             raise AuthenticationFailed(_REFUSED)
         if self._registry is not None and not self._registry.heard:
             raise KeysUnavailable("redis has not said yet whether there are keys; try again soon")
-        return Client(digest, _NO_KEY, admin=True, operator=True, id=_THIS_MACHINE, limits=self._of(None))
+        return Client(
+            digest, _NO_KEY, admin=True, operator=True, id=THIS_MACHINE, limits=self._of(None), evidence="all"
+        )
 
     def _stored(self, digest: str) -> ClientKey | None:
         key = None if self._registry is None else self._registry.known.get(digest)

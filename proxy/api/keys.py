@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -25,7 +25,10 @@ from verifier_pool.link.limit_scripts import SHOW
 
 logger = logging.getLogger(__name__)
 
-_FIELDS = '{"name": text, "admin", "operator": true or false, "limits": {…} or null, "expires": Unix seconds or null}'
+_FIELDS = (
+    '{"name": text, "admin", "operator": true or false, "evidence": "own", "all", "none" or null, '
+    '"limits": {…} or null, "expires": Unix seconds or null}'
+)
 
 router = APIRouter()
 
@@ -36,6 +39,7 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     admin: bool = False
     operator: bool = False
+    evidence: Literal["own", "all", "none"] | None = None
     limits: dict[str, Any] | None = None
     expires: float | None = None
 
@@ -69,6 +73,7 @@ async def create(request: Request, services: TheServices, admin: Admin, response
             time.time(),
             admin=wanted.admin,
             operator=wanted.operator,
+            evidence=wanted.evidence,
             limits=limits,
             expires=wanted.expires,
         )

@@ -124,6 +124,7 @@ def test_what_is_in_the_settings_is_shown_and_not_changed(run: Run) -> None:
         "name": "ops",
         "admin": True,
         "operator": False,
+        "evidence": "all",
         "limits": None,
         "from": "settings",
         "state": "active",

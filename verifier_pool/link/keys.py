@@ -32,7 +32,7 @@ VERSION = PREFIX + "keys-version"
 LONGEST = 512
 """Bytes of a key's text beyond which nobody looks further."""
 _PREFIX_BYTES = 5
-_TOLD = ("admin", "operator", "limits", "prefix", "expires", "revoked")
+_TOLD = ("admin", "operator", "evidence", "limits", "prefix", "expires", "revoked")
 
 
 def new_text() -> tuple[str, str]:
@@ -96,7 +96,7 @@ def issue(name: str, created: float, **more: Any) -> tuple[str, StoredKey]:
 def described(key: ClientKey, now: float) -> dict[str, Any]:
     """What there is to say of a key, as JSON; nothing that would let anybody in."""
     limits = None if key.limits is None else key.limits.model_dump(exclude_none=True)
-    found = {"name": key.name, "admin": key.admin, "operator": key.operator, "limits": limits}
+    found = {"name": key.name, "admin": key.admin, "operator": key.operator, "evidence": key.may_read, "limits": limits}
     if not isinstance(key, StoredKey):
         return {**found, "from": "settings", "state": "active"}
     state = "revoked" if key.revoked is not None else "active" if key.usable(now) else "expired"
