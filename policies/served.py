@@ -1,0 +1,59 @@
+"""What a receipt's hash of the answer was made of, given the bytes that its client got.
+
+The hash is made of every byte that went to the client, less what is the proxy's own in it, which comes later than the
+hash or is no part of the answer: the verdict of an inline answer (in JSON the last field, `countersign`; in a stream a
+comment), and the comments that keep a silent stream alive (`: ping`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from policies.errors import ReceiptError
+from policies.receipt import Receipt, digest
+
+_NAME = b'"countersign":'
+_COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A): countersign [^\r\n]*\n\n")
+_PING = re.compile(rb"(?:(?<=[\r\n])|\A): ping\n\n")
+
+
+def compare_served(receipt: Receipt, body: bytes) -> None:
+    """Hold an answer's body, as its client got it, against the receipt. Raises ReceiptError."""
+    known = receipt.hashes["served"]
+    if known is None:
+        raise ReceiptError("the receipt has no hash of this: served")
+    if all(known != digest(part) for part in parts(body)):
+        raise ReceiptError("not what the receipt is about: served has another hash")
+
+
+def parts(body: bytes) -> Iterator[bytes]:
+    """What the hash may be of: the body as it is, without the verdict, and without what keeps a stream alive, too."""
+    yield body
+    field = without_field(body)
+    if field is not None:
+        yield field
+    stream = _COMMENT.sub(b"", body)
+    if stream != body:
+        yield stream
+    quiet = _PING.sub(b"", stream)
+    if quiet != stream:
+        yield quiet
+
+
+def without_field(body: bytes) -> bytes | None:
+    """A JSON object without its last field, `countersign`, all other bytes as they are; None where it has none."""
+    at = body.rfind(_NAME)
+    if at < 0:
+        return None
+    try:
+        text = body[at + len(_NAME) :].decode()
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    rest = text[end:].encode()
+    if rest.lstrip()[:1] != b"}":
+        return None
+    before = body[:at]
+    return (before[:-1] if before.endswith(b",") else before) + rest

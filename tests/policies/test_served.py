@@ -1,0 +1,75 @@
+"""The proxy's own part of an answer is found in it again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import jws, receipt
+from policies.errors import ReceiptError
+from policies.receipt import Facts, Receipt, verify_receipt
+from policies.served import compare_served, parts, without_field
+from policies.verification import unverified
+from proxy.relay.downlink import PING
+from proxy.relay.inline import add_verdict, comment
+
+KEY = jws.new_key()
+KEYS = jws.keys_in(jws.jwk_set([jws.public_bytes(KEY)]))
+VERDICT: dict[str, Any] = unverified("a" * 32, 'odd: "countersign": } \n\n: countersign {}', None, 5.0)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+FRAMES = st.binary(max_size=20).map(lambda raw: b"data: " + raw.hex().encode() + b"\n\n")
+
+
+def about(served: bytes) -> Receipt:
+    """A receipt of this answer."""
+    facts = Facts(served=receipt.digest(served))
+    said = receipt.statement(unverified("a" * 32, "x", None, 5.0), facts, 6.0)
+    return verify_receipt(jws.sign(receipt.encode(said), KEY, receipt.KIND), KEYS)
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), st.sampled_from(["", " ", "\n"]), st.booleans())
+def test_the_field_of_an_inline_answer(fields: dict[str, Any], end: str, spaced: bool) -> None:
+    body = json.dumps(fields, indent=2 if spaced else None).encode() + end.encode()
+    shown = add_verdict(body, VERDICT)
+    assert shown is not None
+    assert without_field(shown) == body
+    compare_served(about(body), shown)
+    compare_served(about(body), body)
+    with pytest.raises(ReceiptError, match="another hash"):
+        compare_served(about(body), shown.replace(b"{", b"{ ", 1))
+
+
+@given(
+    st.lists(st.binary(max_size=20).map(lambda raw: b"data: " + raw.hex().encode() + b"\n\n"), max_size=5), st.data()
+)
+def test_the_comments_of_a_stream(frames: list[bytes], data: st.DataObject) -> None:
+    done = b"data: [DONE]\n\n"
+    shown = list(frames)
+    for _ in range(data.draw(st.integers(0, 3))):
+        shown.insert(data.draw(st.integers(0, len(shown))), PING)
+    told = b"".join([*shown, comment(VERDICT), done])
+    served = b"".join([*frames, done])
+    compare_served(about(served), told)
+    for changed in (told + b"x", told.replace(b"data: [DONE]", b"data: [DONE ]"), told[:-1]):
+        with pytest.raises(ReceiptError, match="another hash"):
+            compare_served(about(served), changed)
+
+
+def test_what_only_looks_like_it_stays() -> None:
+    body = b'data: {"a": ": countersign {}"}\n\ndata: : ping\n\n'
+    assert list(parts(body)) == [body]
+    for text in (b'{"countersign":', b'"countersign":1', b'{"countersign":1]', b"[" * 9 + b'"countersign":'):
+        assert without_field(text) is None
+    said = receipt.statement(unverified("a" * 32, "x", None, 5.0), receipt.NOTHING, 6.0)
+    without = verify_receipt(jws.sign(receipt.encode(said), KEY, receipt.KIND), KEYS)
+    with pytest.raises(ReceiptError, match="no hash of this"):
+        compare_served(without, b"")
