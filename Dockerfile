@@ -12,7 +12,8 @@ ARG VLLM_DIGEST=
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE countersign.py ./
+COPY pyproject.toml README.md LICENSE ./
+COPY countersign countersign
 COPY policies policies
 COPY proxy proxy
 COPY verifier_pool verifier_pool

@@ -35,9 +35,9 @@ ELSEWHERE = {
     "process_start_time_seconds": "of Prometheus' own client",
 }
 """Names that are not ours, or are nowhere written out."""
-_PRODUCT = ("policies", "proxy", "verifier_pool", "benchmarks", "helm")
+_PRODUCT = ("countersign", "policies", "proxy", "verifier_pool", "benchmarks", "helm")
 _SUFFIXES = {".py", ".yaml", ".tpl", ".json", ".txt"}
-_TOP = ("countersign.py", "Dockerfile", "Makefile", "compose.yaml", "pyproject.toml")
+_TOP = ("Dockerfile", "Makefile", "compose.yaml", "pyproject.toml")
 
 
 @cache

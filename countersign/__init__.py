@@ -68,7 +68,3 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     return f"usage: countersign COMMAND …\n\n{rows}\n\n`countersign COMMAND --help` says more."
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
