@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import yaml
 from benchmarks.demo import layout, servers
 from benchmarks.demo.models import DemoModels
 from benchmarks.demo.processes import Children, answers, free_ports
+from tests.support.toy_http import Handler, served
 
 SECRET = "whsec_" + "c2VjcmV0" * 5
 HONEST = "honest"
@@ -44,24 +43,15 @@ def receiving() -> Iterator[tuple[str, Receiver]]:
     """A webhook receiver on this machine, and its URL."""
     receiver = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Posted(Handler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/hook", receiver
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Posted) as url:
+        yield f"{url}/hook", receiver
 
 
 @dataclass

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from proxy.app import create_app
 from tests.proxy.conftest import Rig, backend, make_rig, second, valkey
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
+from tests.support.toy_http import Handler, served
 from tests.support.waiting import ends, wait_until
 from tests.telemetry.stack import Span
 from verifier_pool.link.queue import intent_key
@@ -236,7 +236,7 @@ def collector(answer: int = 200) -> Iterator[tuple[str, list[tuple[dict[str, str
     """An OpenTelemetry collector: its URL, and what it was sent."""
     got: list[tuple[dict[str, str], bytes]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Collector(Handler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             got.append(({name.lower(): value for name, value in self.headers.items()}, body))
@@ -244,18 +244,8 @@ def collector(answer: int = 200) -> Iterator[tuple[str, list[tuple[dict[str, str
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", got
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Collector) as url:
+        yield url, got
 
 
 @pytest.mark.parametrize("by", ["setting", "environment"])
@@ -297,6 +287,8 @@ def test_nobody_waits_for_a_collector(make_rig: Callable[..., Rig], monkeypatch:
             ends(tracing.close)
             assert asked.recv(4, socket.MSG_PEEK) == b"POST"
             assert not select.select([silent], [], [], 0)[0], "it is still the first try"
+    # What it says of the collector it says while this test runs.
+    wait_until(lambda: all(thread.name != "spans" for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize(

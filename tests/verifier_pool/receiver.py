@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.toy_http import Handler, served
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -42,25 +43,10 @@ def status(code: int, body: bytes = b"", **headers: str) -> Answer:
 def listening(receiver: Receiver) -> Iterator[Receiver]:
     """Serve on a free port of 127.0.0.1 while the block runs."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Posted(Handler):
         def do_POST(self) -> None:
             receiver.handle(self)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A sender that hangs up early is part of some tests."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
-    try:
+    with served(Posted) as url:
+        receiver.url = f"{url}/hook"
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

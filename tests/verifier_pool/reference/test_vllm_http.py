@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 
 from policies.errors import ReplayError
 from policies.settings import ReferenceSettings
+from tests.support.toy_http import Handler, served
 from tests.verifier_pool.toy import VOCAB, answer, logprobs_after, rows
 from verifier_pool.reference import open_reference
 from verifier_pool.reference.base import Reference, ReplayRequest
@@ -129,7 +129,7 @@ def npy(array: np.ndarray[Any, Any]) -> str:
 
 @contextmanager
 def serving(fake: FakeVllm, **settings: Any) -> Iterator[Reference]:
-    class Handler(BaseHTTPRequestHandler):
+    class Asked(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -145,25 +145,12 @@ def serving(fake: FakeVllm, **settings: Any) -> Iterator[Reference]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 256
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}/v1/"
-    reference = open_reference("toy", ReferenceSettings(kind="vllm_http", url=url, **settings))
-    try:
-        yield reference
-    finally:
-        reference.close()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Asked) as url:
+        reference = open_reference("toy", ReferenceSettings(kind="vllm_http", url=f"{url}/v1/", **settings))
+        try:
+            yield reference
+        finally:
+            reference.close()
 
 
 def request(
