@@ -17,7 +17,8 @@ BENCHES: dict[str, tuple[str, str]] = {
     "cost": ("benchmarks.cost.command", "what a replay costs beside the answer it checks, alone and in the pool"),
     "fidelity": ("benchmarks.fidelity.command", "the 65 fidelity cases against this proxy and other gateways"),
     "leaks": ("benchmarks.leaks.command", "what is left when clients and failures of every kind have come and gone"),
-    "overhead": ("benchmarks.overhead.command", "what the proxy and inline verdicts add to a request"),
+    "overhead": ("benchmarks.overhead.command", "what a request costs directly, relayed, and verified"),
+    "report": ("benchmarks.harness.report", "every table and figure again, from the rows that are there"),
 }
 
 

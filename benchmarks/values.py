@@ -35,6 +35,11 @@ def share(text: str) -> float:
     return _number(text, lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
 
+def part(text: str) -> float:
+    """From 0 to 1."""
+    return _number(text, lambda value: 0 <= value <= 1, "a share from 0 to 1")
+
+
 def arguments(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:

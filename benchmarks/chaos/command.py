@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import values
 from benchmarks.chaos import report
 from benchmarks.chaos.stage import Outcome, Scene, Stage
-from benchmarks.overhead import machine
+from benchmarks.harness import machine
 from policies.errors import CountersignError
 
 KILLS_PER_SECOND = 3.4

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from benchmarks.cost.markdown import figure, table
 from benchmarks.cost.plan import LOAD_ARMS, PLAIN, PREFILL, WORKER
-from benchmarks.cost.rows import Row
+from benchmarks.harness.markdown import figure, table
+from benchmarks.harness.rows import Row
 
 
 def speeds(rows: Iterable[Row]) -> dict[tuple[str, str], list[float]]:

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.cost.arms import Request, Timed
 from benchmarks.cost.claims import Claims, grid_name, made_up
 from benchmarks.cost.plan import WORKER, Task, warm_ups
-from benchmarks.cost.progress import Bar, Clock
 from benchmarks.cost.rows import Rows, grid_row
+from benchmarks.harness.progress import Bar, Clock
 from policies.evidence import Evidence, Ids
 
 WAKE_TOKENS = 16

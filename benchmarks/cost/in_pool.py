@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.cost.at_load import rate
-from benchmarks.cost.markdown import figure, milliseconds, table
 from benchmarks.cost.plan import FLAT, IDS, PREFILL
 from benchmarks.cost.pool import CAPACITY, LATENCY, QUEUEING
-from benchmarks.cost.rows import Row
 from benchmarks.cost.stack import ROLES
 from benchmarks.cost.summary import Grid, Times
+from benchmarks.harness.markdown import figure, milliseconds, table
+from benchmarks.harness.rows import Row
 
 LABELS = {
     "verify": "CPU workers (checks, judge)",

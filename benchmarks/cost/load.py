@@ -13,8 +13,9 @@ from benchmarks.cost.arms import Request, Timed
 from benchmarks.cost.claims import Claims, load_name, made_up
 from benchmarks.cost.grid import Engine, prompt_ids
 from benchmarks.cost.plan import FLAT, PLAIN, WORKER, Load
-from benchmarks.cost.progress import Bar, Clock
-from benchmarks.cost.rows import Row, Rows
+from benchmarks.cost.rows import Rows
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.rows import Row
 from policies.evidence import Evidence, Replay
 
 TEMPERATURE = 0.7

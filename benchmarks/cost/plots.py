@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.cost import summary
 from benchmarks.cost.plan import ARMS, DICTS, FLAT, IDS, WORKER
 from benchmarks.cost.pool import QUEUEING
-from benchmarks.cost.rows import Row
 from benchmarks.cost.summary import Grid, lengths_of, ratio
+from benchmarks.harness.rows import Row
 from policies.errors import CountersignError
 
 HEAT, CURVES, DELAYS = "ratio_heatmap", "cost_curves", "queue_delay"

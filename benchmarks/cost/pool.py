@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cost.feeding import Fed, Feeder, words
-from benchmarks.cost.progress import Bar, Clock
-from benchmarks.cost.rows import Row, Rows
+from benchmarks.cost.rows import Rows
 from benchmarks.cost.stack import ROLES, Pool
-from benchmarks.cost.usage import Gpu
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.rows import Row
+from benchmarks.harness.usage import Gpu
 from policies.evidence import Evidence
 
 LATENCY, CAPACITY, QUEUEING = "latency", "capacity", "queueing"

@@ -15,10 +15,10 @@ from benchmarks.cost.feeding import Feeder
 from benchmarks.cost.metadata import Metadata
 from benchmarks.cost.plan import IDS, Load, loads
 from benchmarks.cost.pool import CAPACITY, LATENCY, LEVELS, QUEUEING, Phases, Supply
-from benchmarks.cost.progress import Bar, Clock
 from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, read
 from benchmarks.cost.stack import Pool
-from benchmarks.cost.usage import Gpu
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.usage import Gpu
 from policies.errors import CountersignError
 from policies.settings import ReferenceSettings
 

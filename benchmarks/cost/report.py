@@ -10,11 +10,12 @@ from typing import Any
 from benchmarks.cost import summary
 from benchmarks.cost.at_load import load_text
 from benchmarks.cost.in_pool import pool_text
-from benchmarks.cost.markdown import crossed, figure, table
-from benchmarks.cost.metadata import load as load_metadata
 from benchmarks.cost.plan import DICTS, FLAT, IDS, PREFILL, WORKER
-from benchmarks.cost.rows import GRID, LOAD, POOL, Row, read
+from benchmarks.cost.rows import GRID, LOAD, POOL, read
 from benchmarks.cost.summary import Grid, Times, lengths_of, ratio, ratio_interval
+from benchmarks.harness import metadata as written
+from benchmarks.harness.markdown import crossed, figure, table
+from benchmarks.harness.rows import Row
 
 NAMES = {
     WORKER: "worker: generation with logprobs, seconds",
@@ -41,12 +42,17 @@ def write(folder: Path, *, plots: bool = True) -> tuple[str, int]:
         from benchmarks.cost.plots import draw
 
         drawn = draw(folder, cells, pool)
-    path = folder / "metadata.json"
-    metadata = load_metadata(path) if path.exists() else {"runs": []}
+    path = folder / written.FILE
+    metadata = written.read(path) if path.exists() else {"runs": []}
     text = page(cells, rows, load, pool, metadata, drawn)
     (folder / "summary.md").write_text(text)
     failed = sum(each.failed for times in cells.values() for each in times.values())
     return text, failed + sum(bool(row["error"]) for row in [*load, *pool])
+
+
+def remake(folder: Path, plots: bool = True) -> tuple[str, int]:
+    """For `countersign bench report`. Raises CountersignError."""
+    return write(folder, plots=plots)
 
 
 def page(
@@ -89,6 +95,7 @@ def _setting(metadata: dict[str, Any]) -> str:
         f"Machine: {machine.get('gpu') or 'no GPU'}; {machine['cpu']}, {machine['cores']} cores; "
         f"{len(runs)} runs from {runs[0]['began']} to {runs[-1]['began']}.",
     ]
+    lines += [mark for mark in [written.busy(metadata)] if mark]
     lines += [f"Reference: {name}." for name in references]
     lines.append(
         "Worker = generation with top-k logprobs, greedy, exactly the asked length. Verifier = one replay of prompt "

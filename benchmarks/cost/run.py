@@ -17,8 +17,8 @@ from benchmarks.cost.load import Loads, load_turns
 from benchmarks.cost.metadata import Metadata
 from benchmarks.cost.plan import WORKER, left, plan
 from benchmarks.cost.pool_run import PRECISION, PROFILE, UNFED, run_pool, supplies_of
-from benchmarks.cost.progress import Bar, Clock
 from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, done
+from benchmarks.harness.progress import Bar, Clock
 from policies import distance, margin
 from policies.errors import CountersignError, ProfileError
 from policies.profile import ProfileKey, fit
@@ -42,7 +42,7 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
         raise CountersignError(UNFED)
     settings = reference_settings(options, model_folder(options))
     metadata = Metadata(folder / "metadata.json", options, settings, began)
-    clock, bar = Clock(options.time_limit), Bar()
+    clock, bar = Clock(options.time_limit), Bar("cost")
     complete = _engine_part(options, arms, settings, metadata, clock, bar)
     if options.pool and clock.fits("pool", 0):
         complete = asyncio.run(run_pool(options, settings, metadata, clock, bar)) and complete

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from redis import Redis
 
-from benchmarks.cost.usage import cpu_seconds, descendants, tree_seconds
+from benchmarks.harness.usage import cpu_seconds, descendants, tree_seconds
 from policies.errors import CountersignError
 from policies.settings import Settings, parse_settings, store_url
 from proxy.embedded import EmbeddedValkey

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cost.plan import ARMS, DICTS, FLAT, IDS, PREFILL, WORKER
-from benchmarks.cost.rows import Row, seconds_of
+from benchmarks.cost.rows import seconds_of
+from benchmarks.harness.rows import Row
 
 Cell = tuple[int, int]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import orjson
 
 from benchmarks import values
+from benchmarks.harness import machine
 from benchmarks.leaks import report
 from benchmarks.leaks.stage import Outcome, Scene, Stage
-from benchmarks.overhead import machine
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -33,7 +35,12 @@ class Target:
     def address(self) -> tuple[str, int]:
         """Host and port."""
         parts = urlsplit(self.url)
-        return parts.hostname or "127.0.0.1", parts.port or 80
+        return parts.hostname or "127.0.0.1", parts.port or (443 if self.secure else 80)
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is asked over TLS."""
+        return self.url.startswith("https:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,19 @@ class Timed:
         return self.response.headers.get("x-countersign-id", "") if self.response else ""
 
 
+_LAST = b"\r\n0\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_LEAD = 0.05
+"""Seconds before a request is due at which its connection is opened."""
+
+
+def _missing(data: bytes) -> int | None:
+    """Bytes that are not there yet of an answer that begins so and says its length; None of one that does not."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    said = _LENGTH.search(head) if end else None
+    return None if said is None else int(said[1]) - len(body)
+
+
 class _Connection(asyncio.Protocol):
     """Sends one request and collects what comes back."""
 
@@ -57,6 +77,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._tail = b""
+        self._missing: int | None = None
         self.reads: list[Read] = []
         self.done: asyncio.Future[None] = self._loop.create_future()
 
@@ -67,7 +88,11 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.reads.append((self._loop.time(), data))
         self._tail = (self._tail + data)[-7:]
-        if self._tail == b"\r\n0\r\n\r\n" and not self.done.done():
+        if len(self.reads) == 1:
+            self._missing = _missing(data)
+        elif self._missing is not None:
+            self._missing -= len(data)
+        if (self._tail == _LAST or self._missing == 0) and not self.done.done():
             self.done.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -109,6 +134,53 @@ async def burst(
     for connection in connections:
         connection.close()
     return [_timed(connection, start + float(offset)) for connection, offset in zip(connections, offsets, strict=True)]
+
+
+async def open_loop(
+    targets: Sequence[Target], offsets: Sequence[float] | NDArray[np.floating], patience: float
+) -> list[Timed]:
+    """Send each request at its offset (seconds from now, ascending), whether or not earlier ones were answered.
+
+    Latency counts from when a request was due, as in `burst`; connections are opened just before.
+    """
+    start = asyncio.get_running_loop().time() + 2 * _LEAD
+
+    async def one(target: Target, due: float) -> Timed:
+        await asyncio.sleep(due - _LEAD - asyncio.get_running_loop().time())
+        return await _asked(target, due, patience)
+
+    return await asyncio.gather(
+        *(one(target, start + float(offset)) for target, offset in zip(targets, offsets, strict=True))
+    )
+
+
+async def closed_loop(targets: Sequence[Target], streams: int, patience: float) -> list[Timed]:
+    """So many clients, each of which asks the next request as soon as it was answered; in the order of `targets`."""
+    waiting: Iterator[tuple[int, Target]] = iter(enumerate(targets))
+    found: dict[int, Timed] = {}
+
+    async def client() -> None:
+        for place, target in waiting:
+            found[place] = await _asked(target, None, patience)
+
+    await asyncio.gather(*(client() for _ in range(streams)))
+    return [found[place] for place in range(len(targets))]
+
+
+async def _asked(target: Target, due: float | None, patience: float) -> Timed:
+    """One request on a connection of its own; without a time it is due as soon as that is open."""
+    loop = asyncio.get_running_loop()
+    host, port = target.address()
+    context = ssl.create_default_context() if target.secure else None
+    try:
+        _, connection = await loop.create_connection(_Connection, host, port, ssl=context)
+    except OSError as error:
+        return Timed(loop.time() if due is None else due, None, f"no connection: {type(error).__name__}")
+    due = loop.time() if due is None else due
+    loop.call_at(due, connection.send, target.request())
+    await asyncio.wait([connection.done], timeout=due - loop.time() + patience)
+    connection.close()
+    return _timed(connection, due)
 
 
 def _timed(connection: _Connection, due: float) -> Timed:

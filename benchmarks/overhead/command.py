@@ -1,134 +1,186 @@
-"""`countersign bench overhead`: starts everything, measures, writes the result, stops everything."""
+"""`countersign bench overhead`: what a request costs straight to a backend, through the proxy, and verified.
+
+The backend is a script with exact timing (the default), a server at --url, or a vLLM server that is started here.
+Everything else is started here too: Valkey, proxy, workers and, with --reference engine, the engine that replays. Every
+step is a row in `rows.jsonl` of the output folder; steps that have their row are not taken again.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import dataclasses
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.overhead import machine
-from benchmarks.overhead.answer import Script
-from benchmarks.overhead.report import Result, write
-from benchmarks.overhead.rounds import ARMS, Bench, Expectation, Load
-from benchmarks.overhead.stack import Stack
-from benchmarks.overhead.upstream import precise_loop
+from benchmarks import values
+from benchmarks.harness import config, machine
+from benchmarks.harness.plan import Plan
+from benchmarks.overhead import steps
+from benchmarks.overhead.asking import PATHS
+from benchmarks.overhead.backend import SCRIPTED, SERVED
+from benchmarks.overhead.cells import Cell, cells, mixes
+from benchmarks.overhead.report import ROWS, read_rows, remake
+from benchmarks.overhead.witness import WITNESS, runs
+from policies.errors import CountersignError
 
-SHORT_TOKENS = 4
-QUICK = {"rounds": 2, "requests": 4, "bursts": 1}
-FULL = {"rounds": 7, "requests": 20, "bursts": 4}
+BENCH = "overhead"
+PAUSE = 0.1
+"""Seconds between two steps, for an estimate."""
+START = {SCRIPTED: 5.0, SERVED: 60.0, "url": 5.0}
+"""Seconds until everything runs, for an estimate; an engine that replays takes as long as a server again."""
+WITNESS_RUN = 4.0
+"""Seconds that a run of vLLM's tool takes besides its requests."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark; 1 when any request failed. Raises CountersignError when a process does not start."""
+    """Measure what is missing and write the report; 1 when any request failed. Raises CountersignError."""
     if "--relay-only" in argv:
         from benchmarks.overhead.relay import command as relay
 
         return relay.main(argv)
-    arguments = _parser().parse_args(list(argv))
-    for name, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
+    options = config.parse(parser(), BENCH, argv)
+    planned = planned_steps(options)
+    if options.dry_run:
+        print(dry_run(options, planned).text())
+        return 0
     signal.signal(signal.SIGTERM, _terminated)
-    result = _measure(arguments)
-    text = write(result, arguments.output)
+    load = machine.load()
+    machine.refuse_busy(load, options.busy)
+    from benchmarks.overhead.run import measure
+
+    complete = measure(options, planned, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), load)
+    text, failed = remake(options.output, plots=not options.no_plots)
     print(f"\n{text}")
-    print(f"written to {arguments.output}", file=sys.stderr)
-    return 1 if result.errors else 0
+    if not complete:
+        print("not everything is measured; the same command goes on", file=sys.stderr)
+    print(f"written to {options.output}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="countersign bench overhead", description=__doc__)
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results/overhead"), help="folder for the result"
+def planned_cells(options: argparse.Namespace) -> list[Cell]:
+    """Every kind of load that the options ask for. Raises CountersignError where there is none."""
+    found = list(
+        cells(
+            options.mix,
+            closed=options.closed,
+            rates=options.rate,
+            bursts=options.burst,
+            requests=options.requests,
+            arrivals=options.arrivals,
+            repeats=options.bursts,
+            first=options.first,
+            gap=options.gap,
+        )
     )
-    parser.add_argument(
-        "--relay-only", action="store_true", help="the relay alone, up to 1,000 streams; has its own --help"
+    if not found:
+        raise CountersignError("bench overhead: no load: give --closed, --rate or --burst")
+    return found
+
+
+def planned_steps(options: argparse.Namespace) -> list[steps.Step]:
+    """Every step, in its order. Raises CountersignError for what cannot be measured."""
+    arms = [arm for arm in steps.ARMS if arm in {steps.DIRECT, *options.arms}]
+    if any(options.audit) and options.reference == "none":
+        raise CountersignError("bench overhead: --audit above 0 needs a --reference that replays")
+    return steps.steps(planned_cells(options), arms, options.audit, rounds=options.rounds, seed=options.seed)
+
+
+def dry_run(options: argparse.Namespace, planned: Sequence[steps.Step]) -> Plan:
+    """What would be run."""
+    rows = read_rows(options.output) if (options.output / ROWS).exists() else []
+    todo = steps.left(planned, steps.done(rows))
+    kind = "url" if options.url else options.backend
+    start = START[kind] * (2 if options.reference == "engine" else 1)
+    seconds = start + steps.seconds(todo, rows, options.first, options.gap, PAUSE)
+    about = config.about(BENCH, options.config)
+    lines = [
+        [cell.title, str(cell.requests), str(cell.repeats), f"{cell.seconds(options.first, options.gap):.1f}"]
+        for cell in planned_cells(options)
+    ]
+    order = [str(step) for step in planned]
+    if options.witness:
+        cell = witness_cell(options)
+        each = runs(options.witness_arms, options.witness, options.seed)
+        order += [f"witness, round {run.round}: {run.tool}, {run.arm}" for run in each]
+        seconds += len(each) * (WITNESS_RUN + cell.seconds(options.first, options.gap))
+    return Plan(
+        f"bench overhead, to {options.output}",
+        [arm for arm in steps.ARMS if any(step.arm == arm for step in planned)],
+        [["load", "requests a step", "steps per arm and round", "seconds a step, about"], *lines],
+        order,
+        done=len(planned) - len(todo),
+        seconds=seconds,
+        basis=f"first tokens after {options.first:g} s, others every {options.gap:g} s; the start {start:.0f} s",
+        facts=[
+            *([about] if about else []),
+            f"Backend: {options.url or options.backend}{f' {options.model}' if options.model else ''}; "
+            f"reference: {options.reference}; audits: {', '.join(f'{rate:.0%}' for rate in options.audit)}.",
+        ],
     )
-    parser.add_argument("--quick", action="store_true", help="a minute instead of ten; not to be quoted")
-    parser.add_argument("--rounds", type=_positive, help="default 7")
-    parser.add_argument("--requests", type=_positive, help="single requests per arm and round, default 20")
-    parser.add_argument("--bursts", type=_positive, help="bursts of many streams per arm and round, default 4")
-    parser.add_argument("--concurrency", type=_positive, nargs="+", default=[1, 32], help="streams at once")
-    parser.add_argument("--arms", nargs="+", choices=ARMS[1:], default=list(ARMS[1:]), help="compared with direct")
-    parser.add_argument("--tokens", type=_positive, default=64, help="tokens per answer")
-    parser.add_argument("--first-ms", type=float, default=20.0, help="scripted time to the first token")
-    parser.add_argument("--interval-ms", type=float, default=10.0, help="scripted time between tokens")
-    parser.add_argument("--upstream", help="URL of a real vLLM instead of the script")
-    parser.add_argument("--model", help="its served model; default the first it lists")
-    parser.add_argument("--reference", help="URL of a vLLM server that replays every answer")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of bursts")
-    return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, not {value}")
-    return value
+def witness_cell(options: argparse.Namespace) -> Cell:
+    """The load on which the witness is heard: the first closed loop with the first mix."""
+    found = next((cell for cell in planned_cells(options) if cell.kind == "closed"), None)
+    if found is None:
+        raise CountersignError(f"bench overhead: --{WITNESS} needs a closed loop: --closed")
+    return dataclasses.replace(found, requests=round(found.at) * options.witness_requests)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _loads(arguments: argparse.Namespace) -> list[Load]:
-    """Timed bursts, and short ones that tell the CPU of a chunk from that of a request."""
-    duration = (arguments.first_ms + arguments.tokens * arguments.interval_ms) / 1000
-    loads = []
-    for concurrency in sorted(set(arguments.concurrency)):
-        many = concurrency > 1
-        # Arrivals within a quarter of an answer's length: not in step, yet all of them overlap.
-        spread = duration / 4 if many else 0.0
-        bursts = arguments.bursts if many else arguments.requests
-        loads.append(Load(concurrency, arguments.tokens, bursts, spread))
-        if arguments.tokens > SHORT_TOKENS:
-            loads.append(Load(concurrency, SHORT_TOKENS, max(1, bursts // 2), spread))
-    return loads
-
-
-def _measure(arguments: argparse.Namespace) -> Result:
-    load_before = machine.load()
-    busy = machine.is_busy(load_before)
-    if busy:
-        _say(f"this machine is busy (load {load_before:.2f}); the result will be marked")
-    started, clock = datetime.now(UTC), time.monotonic()
-    script = [f"--tokens={arguments.tokens}", f"--first-ms={arguments.first_ms}"]
-    script.append(f"--interval-ms={arguments.interval_ms}")
-    _say("starting backend, proxy and worker")
-    with Stack(
-        upstream=arguments.upstream, model=arguments.model, reference=arguments.reference, script=script
-    ) as stack:
-        expect = Expectation(Script(arguments.tokens).text if stack.backend.scripted else None)
-        arms = ["direct", *(arm for arm in ARMS[1:] if arm in arguments.arms)]
-        bench = Bench(stack, arms, seed=arguments.seed, expect=expect)
-        with asyncio.Runner(loop_factory=precise_loop) as runner:
-            runner.run(_run(bench, arguments))
-    metadata = {
-        "benchmark": "overhead",
-        "started": started.strftime("%Y-%m-%d %H:%M UTC"),
-        "seconds": round(time.monotonic() - clock, 1),
-        "load_before": round(load_before, 2),
-        "busy": busy,
-        "arguments": {key: value for key, value in vars(arguments).items() if key != "output"},
-        "machine": machine.describe(),
-    }
-    return Result(bench.rows, bench.costs, arguments.tokens, metadata)
-
-
-async def _run(bench: Bench, arguments: argparse.Namespace) -> None:
-    loads = _loads(arguments)
-    _say("warming up")
-    await bench.warm_up(loads)
-    for number in range(1, arguments.rounds + 1):
-        _say(f"round {number} of {arguments.rounds}")
-        await bench.round(number, loads)
-
-
-def _say(text: str) -> None:
-    print(f"bench overhead: {text}", file=sys.stderr, flush=True)
+def parser() -> argparse.ArgumentParser:
+    """Of the options."""
+    made = argparse.ArgumentParser(
+        prog="countersign bench overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    config.add_arguments(made, BENCH)
+    made.add_argument("--output", type=Path, default=Path("benchmarks/results/overhead/scripted"), metavar="DIR")
+    made.add_argument("--relay-only", action="store_true", help="`countersign bench relay`, which has its own --help")
+    asked = made.add_argument_group("who is asked")
+    asked.add_argument("--backend", choices=(SCRIPTED, SERVED), default=SCRIPTED)
+    asked.add_argument("--url", help="an OpenAI-compatible server; its key in $COUNTERSIGN_BENCH_KEY")
+    asked.add_argument("--model", help="its model (default: the first it lists); of vllm, a folder, smollm2 or shape:…")
+    asked.add_argument("--folder", type=Path, help="of the model of --url, for exact lengths and checks of texts")
+    asked.add_argument("--runtime", default="", help="its sampling noise, as in countersign.yaml")
+    asked.add_argument("--profile", type=Path, help="calibrated nulls, without which nothing passes")
+    asked.add_argument("--reference", default="none", help="what replays: none, same (the backend), engine, or a URL")
+    asked.add_argument("--engine", type=values.arguments, default={}, help="arguments of that engine, as JSON")
+    asked.add_argument("--serve", type=values.arguments, default={}, help="more flags of the vLLM server, as JSON")
+    asked.add_argument("--max-model-len", type=values.count, default=2048)
+    asked.add_argument("--gpu-share", type=values.share, default=0.45, help="of the GPU's memory, for the server")
+    asked.add_argument("--threads", type=values.count, default=2, help="of each engine on a CPU")
+    asked.add_argument("--workers", type=values.count, default=1, help="CPU worker processes")
+    load = made.add_argument_group("what is asked")
+    load.add_argument("--arms", nargs="+", choices=steps.ARMS[1:], default=list(steps.ARMS[1:]))
+    load.add_argument("--full", type=values.part, default=0.25, help="share of replays with a top 20 of their own")
+    load.add_argument("--audit", type=values.part, nargs="+", default=[0.0], help="shares of answers that are replayed")
+    load.add_argument("--endpoint", choices=PATHS, default="chat")
+    load.add_argument("--temperature", type=values.seconds, default=0.0)
+    load.add_argument("--mix", type=mixes, nargs="+", default=[mixes("32/64")], metavar="PROMPT/ANSWER[+…]")
+    load.add_argument("--closed", type=values.count, nargs="*", default=[], help="clients of closed loops")
+    load.add_argument("--rate", type=values.duration, nargs="*", default=[], help="Poisson arrivals a second")
+    load.add_argument("--burst", type=values.count, nargs="*", default=[], help="streams that begin together")
+    load.add_argument("--requests", type=values.count, default=8, help="of each client of a closed loop, per step")
+    load.add_argument("--arrivals", type=values.count, default=40, help="Poisson arrivals of a step")
+    load.add_argument("--bursts", type=values.count, default=4, help="per arm and round")
+    how = made.add_argument_group("how")
+    how.add_argument("--rounds", type=values.count, default=7)
+    how.add_argument("--witness", type=values.natural, default=0, metavar="ROUNDS", help="of `vllm bench serve`")
+    how.add_argument("--witness-requests", type=values.count, default=8, help="of each of its clients, per run")
+    how.add_argument("--witness-arms", nargs="+", choices=steps.ARMS, default=[steps.DIRECT, steps.ASYNC])
+    how.add_argument("--first", type=values.duration, default=0.02, help="seconds to a first token: the script's")
+    how.add_argument("--gap", type=values.duration, default=0.01, help="and between others; else an estimate")
+    how.add_argument("--seed", type=values.natural, default=1, help="of order, prompts, lengths and arrivals")
+    how.add_argument("--timeout", type=values.duration, default=120.0, help="seconds that a request may take")
+    how.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the rows")
+    how.add_argument("--time-limit", type=values.seconds, default=0.0, help="seconds after which no step begins")
+    how.add_argument("--busy", action="store_true", help="measure although others use this machine, and say so")
+    how.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
+    return made

@@ -1,14 +1,17 @@
-"""The processes under test, started and stopped here: scripted backend, `countersign serve`, `countersign worker`."""
+"""The processes under test, started and stopped here: backend, Valkey, `countersign serve`, `countersign worker`."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -17,54 +20,55 @@ import orjson
 import yaml
 from redis import Redis
 
-from benchmarks.children import Children
+from benchmarks.children import Children, counted
 from benchmarks.demo.processes import free_ports
-from benchmarks.overhead.answer import MODEL, VOCABULARY
+from benchmarks.harness.usage import descendants, family, memory_bytes, tree_seconds
+from benchmarks.overhead.asking import COUNTED, PATHS
+from benchmarks.overhead.backend import SCRIPTED, Backend, environment, key
+from benchmarks.overhead.steps import DIRECT, PLAIN
 from policies.errors import CountersignError
-from policies.settings import parse_settings, store_url
-from verifier_pool import RQ_PREFIX
+from proxy.embedded import EmbeddedValkey
+from verifier_pool.link import running
 from verifier_pool.link.queue import OPEN, verdict_key
 
 START_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What the proxy and the direct arm talk to. `url` ends before `/v1`."""
-
-    url: str
-    model: str
-    scripted: bool
+ENGINE_SECONDS = 540.0
+"""What a server or a reference gets to load."""
+RELOAD_SECONDS = 20.0
+MODEL = "bench"
+"""Name of the backend in the settings."""
+ROLES = ("proxy", "plain", "verify", "replay", "engine", "store")
+"""Of processes whose CPU is told apart: the proxy; the one that verifies nothing; CPU workers; the replay process; its
+engine's own processes; Valkey."""
+COUNTERSIGN = (sys.executable, "-m", "countersign")
+_READY = "ready: "
+"""What a worker logs before it takes work."""
 
 
 class Stack:
     """Starts what the arms need; a context manager.
 
-    Args:
-        upstream: base URL of a real vLLM, or None for the scripted backend.
-        model: served name at a real vLLM; asked from it when None.
-        reference: base URL of a vLLM server that replays every answer, or None for CPU checks only.
-        script: arguments of the scripted backend.
+    Attributes:
+        urls: `direct`, `plain`, `proxy` and `counted`, without `/v1`.
 
     Raises:
         CountersignError: a process did not start; the text ends with the tail of its log.
     """
 
-    def __init__(self, *, upstream: str | None, model: str | None, reference: str | None, script: list[str]) -> None:
-        self._upstream = upstream.rstrip("/").removesuffix("/v1") if upstream else None
-        self._model = model
-        self._reference = reference
-        self._script = script
+    def __init__(self, options: Namespace, backend: Backend) -> None:
+        self._options = options
         # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="cs-bench-"))
-        self._children = Children(self.folder)
-        self._store: Redis | None = None
-        self.backend = Backend("", "", False)
-        self.proxy_url = ""
+        self._children = Children(self.folder, environment(options) if backend.kind != SCRIPTED else None)
+        self._stack = contextlib.ExitStack()
+        self.backend = backend
+        self.urls: dict[str, str] = {}
+        self.replays = options.reference != "none"
 
     def __enter__(self) -> Stack:
         try:
-            self.backend = self._real() if self._upstream else self._scripted()
+            self.urls[DIRECT] = self._backend()
+            self.backend = replace(self.backend, url=self.urls[DIRECT])
             self._start_countersign()
         except BaseException:
             self.stop()
@@ -74,20 +78,57 @@ class Stack:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def pid(self, name: str) -> int:
-        """Process id of `proxy` or `worker`."""
-        return self._children.pid(name)
+    @property
+    def redis_url(self) -> str:
+        """Of the store that the proxy and the workers share."""
+        return self._redis_url
+
+    def audit(self, rate: float) -> None:
+        """Have this share of answers replayed from now on. Raises CountersignError when a process does not follow."""
+        self._write(rate)
+        asked = running.ask(self.store, "bench overhead")
+        deadline = time.monotonic() + RELOAD_SECONDS
+        while not all(running.described(each, asked.id)["followed"] for each in running.processes(self.store)):
+            self.check()
+            if time.monotonic() > deadline:
+                raise CountersignError(f"a process did not follow new settings within {RELOAD_SECONDS:.0f} s")
+            time.sleep(0.1)
 
     def undecided(self) -> int:
         """Generations that have no verdict yet."""
-        assert self._store is not None
-        return int(self._store.zcard(OPEN))
+        return int(self.store.zcard(OPEN))
 
     def verdicts(self, ids: Sequence[str]) -> dict[str, str]:
         """Verdicts by id, with the reasons where nothing was checked: `unverified: backlog`."""
-        assert self._store is not None
-        found = cast(list[bytes | None], self._store.mget([verdict_key(id) for id in ids])) if ids else []
+        found = cast(list[bytes | None], self.store.mget([verdict_key(id) for id in ids])) if ids else []
         return {id: _word(orjson.loads(text)) for id, text in zip(ids, found, strict=True) if text is not None}
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds of every role so far."""
+        pids = self._pids()
+        return {role: tree_seconds(pids.get(role, [])) for role in ROLES}
+
+    def stored(self) -> dict[str, int]:
+        """What Valkey has taken, given and kept so far, in bytes, and commands."""
+        stats, memory = self.store.info("stats"), self.store.info("memory")
+        return {
+            "in": int(stats["total_net_input_bytes"]),
+            "out": int(stats["total_net_output_bytes"]),
+            "kept": int(memory["used_memory"]),
+            "commands": int(stats["total_commands_processed"]),
+        }
+
+    def replayed(self) -> dict[str, float]:
+        """Seconds in which the reference had anything to replay, and tokens it replayed; zeros without one."""
+        names = {"busy_s": "countersign_replay_busy_seconds_total", "tokens": "countersign_replay_tokens_total"}
+        if not self.replays:
+            return dict.fromkeys(names, 0.0)
+        url = f"http://127.0.0.1:{self._metrics_port}"
+        return {name: counted(url, metric) for name, metric in names.items()}
+
+    def peak_mib(self) -> float:
+        """Most memory that the proxy ever held."""
+        return memory_bytes(self._children.pid("proxy")) / 2**20
 
     def check(self) -> None:
         """Raises CountersignError when a process has ended."""
@@ -95,51 +136,128 @@ class Stack:
 
     def stop(self) -> None:
         """End every process, last started first, and remove their folder."""
-        if self._store is not None:
-            self._store.close()
         self._children.stop()
+        self._stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _scripted(self) -> Backend:
-        words = [sys.executable, "-m", "benchmarks.overhead.upstream", *self._script]
-        return Backend(f"http://127.0.0.1:{self._children.port('backend', words)}", MODEL, True)
+    def _pids(self) -> dict[str, list[int]]:
+        found = {name: family(self._children.pid(name)) for name in ("proxy", "verify")} | {"store": [self._store_pid]}
+        if PLAIN in self.urls:
+            found[PLAIN] = family(self._children.pid(PLAIN))
+        if self.replays:
+            replay = self._children.pid("replay")
+            found |= {"replay": [replay], "engine": descendants(replay)}
+        return found
 
-    def _real(self) -> Backend:
-        assert self._upstream is not None
-        if self._model is None:
-            try:
-                with urllib.request.urlopen(f"{self._upstream}/v1/models", timeout=10) as answer:
-                    self._model = str(orjson.loads(answer.read())["data"][0]["id"])
-            except (OSError, ValueError, LookupError) as error:
-                raise CountersignError(f"no model list at {self._upstream}/v1/models ({error})") from error
-        return Backend(self._upstream, self._model, False)
+    def _backend(self) -> str:
+        backend = self.backend
+        if not backend.command:
+            return backend.url
+        if backend.kind == SCRIPTED:
+            return f"http://127.0.0.1:{self._children.port('backend', backend.command)}"
+        port = free_port()
+        self._children.start("backend", [*backend.command, "--port", str(port)])
+        url = f"http://127.0.0.1:{port}"
+        self._children.wait("backend", lambda: answers(f"{url}/v1/models"), ENGINE_SECONDS)
+        return url
 
     def _start_countersign(self) -> None:
-        settings = self._settings(free_port())
-        config = self.folder / "countersign.yaml"
-        config.write_text(yaml.safe_dump(settings))
-        parsed = parse_settings(config.read_text(), {})
-        self.proxy_url = f"http://{parsed.host}:{parsed.port}"
-        self._children.start("proxy", [sys.executable, "-m", "countersign", "serve", "--config", str(config)])
-        self._children.wait("proxy", lambda: answers(f"{self.proxy_url}/readyz"), START_SECONDS)
-        self._store = Redis.from_url(store_url(parsed, {}))
-        self._children.start("worker", [sys.executable, "-m", "countersign", "worker", "--config", str(config)])
-        listed = RQ_PREFIX + ":workers"
-        self._children.wait("worker", lambda: bool(self._store and self._store.scard(listed)), START_SECONDS)
+        valkey = self._stack.enter_context(EmbeddedValkey(str(self.folder / "v")))
+        self._redis_url = f"unix://{valkey.socket}"
+        self.store = Redis.from_url(self._redis_url)
+        self._stack.callback(self.store.close)
+        self._store_pid = int(self.store.info("server")["process_id"])
+        ports = free_ports(4)
+        self._proxy_port, plain_port, counted_port, self._metrics_port = ports
+        self.urls |= {"proxy": f"http://127.0.0.1:{self._proxy_port}", COUNTED: f"http://127.0.0.1:{counted_port}"}
+        self._write(max(self._options.audit))
+        if self.replays:
+            self._start_worker("replay", "--only", "replay", config="replay")
+        self._start_worker("verify", "--only", "verify", "--processes", str(self._options.workers))
+        self._start_proxy("proxy", self.urls["proxy"])
+        if PLAIN in self._options.arms:
+            self.urls[PLAIN] = f"http://127.0.0.1:{plain_port}"
+            self._save("plain", self._plain(plain_port))
+            self._start_proxy(PLAIN, self.urls[PLAIN])
+        self._wait_for_workers()
 
-    def _settings(self, port: int) -> dict[str, Any]:
-        model: dict[str, Any] = {"vocab_size": VOCABULARY} if self.backend.scripted else {}
-        if self._reference:
-            model["reference"] = {"kind": "vllm_http", "url": self._reference}
-        backend = {"name": "bench", "url": self.backend.url, "model": self.backend.model, "runtime": "vllm-0.32-v2"}
-        return {
-            "host": "127.0.0.1",
-            "port": port,
-            "embedded_dir": str(self.folder / "v"),
-            "models": {self.backend.model: model},
-            "backends": [backend],
-            "audit": {"rate": 1.0 if self._reference else 0.0},
-        }
+    def _start_proxy(self, name: str, url: str) -> None:
+        config = "countersign" if name == "proxy" else name
+        self._children.start(name, [*COUNTERSIGN, "serve", "--config", str(self._path(config))])
+        self._children.wait(name, lambda: answers(f"{url}/readyz"), START_SECONDS)
+
+    def _start_worker(self, name: str, *words: str, config: str = "countersign") -> None:
+        self._children.start(name, [*COUNTERSIGN, "worker", "--config", str(self._path(config)), *words])
+
+    def _wait_for_workers(self) -> None:
+        expected = {"verify": self._options.workers} | ({"replay": 1} if self.replays else {})
+        for name, count in expected.items():
+            log = self.folder / f"{name}.log"
+            self._children.wait(
+                name,
+                lambda log=log, count=count: log.read_text(errors="replace").count(_READY) >= count,  # type: ignore[misc]
+                ENGINE_SECONDS,
+            )
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.yaml"
+
+    def _save(self, name: str, tree: Mapping[str, Any]) -> None:
+        part = self._path(f"{name}.part")
+        part.write_text(yaml.safe_dump(dict(tree)))
+        part.replace(self._path(name))
+
+    def _write(self, rate: float) -> None:
+        tree = settings(self._options, self.backend, self.urls, self._redis_url, self._proxy_port, rate)
+        self._save("countersign", tree)
+        if self.replays:
+            self._save("replay", tree | {"metrics": {"port": self._metrics_port}})
+
+    def _plain(self, port: int) -> dict[str, Any]:
+        """Of a proxy that relays as it comes: what it passes on is not verified, and nothing is asked for that."""
+        tree = settings(self._options, self.backend, self.urls, f"{self._redis_url}?db=1", port, 0.0)
+        return tree | {"relay": {"passthrough": [PATHS[self._options.endpoint]]}}
+
+
+def settings(
+    options: Namespace, backend: Backend, urls: Mapping[str, str], redis_url: str, port: int, rate: float
+) -> dict[str, Any]:
+    """`countersign.yaml` of the proxy and the workers."""
+    model: dict[str, Any] = dict(backend.declared)
+    if options.reference != "none":
+        model["reference"] = _reference(options, backend)
+    if options.profile is not None:
+        model["profile"] = str(options.profile.absolute())
+    declared: dict[str, Any] = {"model": backend.model, "runtime": backend.runtime, "precision": "bf16"}
+    if key():
+        declared["api_key"] = key()
+    return {
+        "host": "127.0.0.1",
+        "port": port,
+        "redis_url": redis_url,
+        "models": {backend.model: model},
+        "backends": [
+            {"name": MODEL, "url": urls[DIRECT], **declared},
+            # Only requests that name it go there.
+            {"name": COUNTED, "url": urls[COUNTED], **declared, "drained": True},
+        ],
+        "audit": {"rate": rate, "full": options.full},
+        "health": {"interval": 0},
+        # Nothing is shed, so that what is served is what is verified.
+        "verification": {"max_backlog": 10**6, "max_backlog_bytes": 2**34},
+    }
+
+
+def _reference(options: Namespace, backend: Backend) -> dict[str, Any]:
+    if options.reference == "engine":
+        if backend.folder is None:
+            raise CountersignError("bench overhead: --reference engine needs the model's folder: --folder")
+        engine = dict(options.engine)
+        if backend.dummy:
+            engine["load_format"] = "dummy"
+        return {"kind": "vllm_engine", "path": str(backend.folder), "engine": engine, "timeout": 600}
+    url = backend.url if options.reference == "same" else options.reference
+    return {"kind": "vllm_http", "url": url.rstrip("/").removesuffix("/v1"), "served_model": backend.model}
 
 
 def _word(verification: dict[str, Any]) -> str:

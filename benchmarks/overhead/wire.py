@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
@@ -26,6 +27,7 @@ class Response:
         token_times: float64 (tokens,), when each content event was complete; seconds on the loop's clock.
         finished: when the last byte came.
         verdict: the verdict in the stream's comment, `pending` when it did not come in time, None without one.
+        prompt, billed: tokens of prompt and answer as `usage` has them; None without it.
     """
 
     status: int
@@ -34,6 +36,8 @@ class Response:
     token_times: NDArray[np.float64]
     finished: float
     verdict: str | None
+    prompt: int | None = None
+    billed: int | None = None
 
 
 def parse(reads: list[Read]) -> Response:
@@ -54,8 +58,8 @@ def parse(reads: list[Read]) -> Response:
     payload, positions = _dechunk(raw, len(head) + 4)
     events, stops = _events(payload)
     arrived = times[np.searchsorted(ends, positions[stops - 1] + 1)]
-    text, token_times, verdict = _read(events, arrived)
-    return Response(status, headers, text, np.array(token_times), float(times[-1]), verdict)
+    text, token_times, verdict, (prompt, billed) = _read(events, arrived)
+    return Response(status, headers, text, np.array(token_times), float(times[-1]), verdict, prompt, billed)
 
 
 def _head(head: bytes) -> tuple[int, dict[str, str]]:
@@ -95,7 +99,11 @@ def _events(payload: bytes) -> tuple[list[bytes], NDArray[np.int64]]:
     return parts, np.cumsum([len(part) + 2 for part in parts], dtype=np.int64)
 
 
-def _read(events: list[bytes], arrived: NDArray[np.float64]) -> tuple[str, list[float], str | None]:
+Usage = tuple[int | None, int | None]
+
+
+def _read(events: list[bytes], arrived: NDArray[np.float64]) -> tuple[str, list[float], str | None, Usage]:
+    usage: Usage = (None, None)
     words: list[str] = []
     times: list[float] = []
     verdict = None
@@ -106,10 +114,17 @@ def _read(events: list[bytes], arrived: NDArray[np.float64]) -> tuple[str, list[
             frame = orjson.loads(event[6:])
             if "error" in frame:
                 raise ValueError("error frame")
-            content = "".join(choice["delta"].get("content") or "" for choice in frame["choices"])
+            content = "".join(map(_content, frame["choices"]))
+            if frame.get("usage"):
+                usage = frame["usage"].get("prompt_tokens"), frame["usage"].get("completion_tokens")
             if content:
                 words.append(content)
                 times.append(float(time))
     if not events or events[-1] != b"data: [DONE]":
         raise ValueError("no [DONE]")
-    return "".join(words), times, verdict
+    return "".join(words), times, verdict, usage
+
+
+def _content(choice: dict[str, Any]) -> str:
+    """What a part of a choice adds to its text, in a chat or in a completion."""
+    return (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""

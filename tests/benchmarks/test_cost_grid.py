@@ -14,8 +14,8 @@ from benchmarks.cost.claims import Claims, claim_arrays, grid_name, load_name, m
 from benchmarks.cost.grid import Engine, prompt_ids, run_grid
 from benchmarks.cost.load import Loads
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, VERIFIERS, WORKER, Task, left, loads, plan
-from benchmarks.cost.progress import Bar, Clock
 from benchmarks.cost.rows import Rows, done, read
+from benchmarks.harness.progress import Bar, Clock
 from tests.benchmarks.cost_toy import ToyEngine
 
 
@@ -29,7 +29,7 @@ def _run(
         Rows(folder / "rows.jsonl"),
         Claims(folder / "claims.bin"),
         clock or Clock(),
-        Bar(io.StringIO()),
+        Bar("cost", io.StringIO()),
         warmup=2,
         seed=3,
         top_k=20,
@@ -110,7 +110,7 @@ def test_loads_run_the_worker_first_and_keep_its_answers(tmp_path: Path) -> None
     rows, claims = Rows(tmp_path / "load.jsonl"), Claims(tmp_path / "claims.bin")
 
     def runner() -> Loads:
-        return Loads(engine, rows, claims, Clock(), Bar(io.StringIO()), top_k=20, seed=5, worker=True)
+        return Loads(engine, rows, claims, Clock(), Bar("cost", io.StringIO()), top_k=20, seed=5, worker=True)
 
     first = runner()
     assert first.run([load], LOAD_ARMS, 2)
@@ -133,7 +133,7 @@ def test_a_load_that_fails_is_a_row(tmp_path: Path) -> None:
         rows,
         Claims(tmp_path / "claims.bin"),
         Clock(),
-        Bar(io.StringIO()),
+        Bar("cost", io.StringIO()),
         top_k=20,
         seed=5,
         worker=True,
@@ -189,7 +189,7 @@ def test_progress_is_one_line_on_a_terminal_and_rare_in_a_log() -> None:
     terminal, log = Terminal(), io.StringIO()
     now = [0.0]
     for out in (terminal, log):
-        bar = Bar(out, lambda: now[0])
+        bar = Bar("cost", out, lambda: now[0])
         for number in range(5):
             now[0] += 1
             bar.show("128/16 ids", number, 5, 30.0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.cost.load import load_turns
 from benchmarks.cost.plan import ARMS, LONG, VERIFIERS, WORKER, Task, left, lengths, loads, plan
-from benchmarks.cost.progress import Clock
 from benchmarks.cost.rows import GRID, Rows, done, grid_row, read
+from benchmarks.harness.progress import Clock
 from policies.errors import CountersignError
 
 LENGTHS = st.lists(st.integers(1, 10_000), min_size=1, max_size=5)

@@ -15,10 +15,10 @@ import pytest
 from benchmarks.cost.arms import BACKEND, MODEL
 from benchmarks.cost.feeding import Fed, Feeder, words
 from benchmarks.cost.pool import CAPACITY, LATENCY, QUEUEING, Phases, Supply
-from benchmarks.cost.progress import Bar, Clock
 from benchmarks.cost.rows import Rows, read
 from benchmarks.cost.stack import ROLES, Pool
-from benchmarks.cost.usage import Gpu, cpu_seconds, descendants
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.usage import Gpu, cpu_seconds, descendants
 from policies.errors import CountersignError
 from policies.evidence import Evidence
 from tests.benchmarks.cost_toy import prompt
@@ -51,7 +51,7 @@ def pool() -> Iterator[Pool]:
 async def phases_of(pool: Pool, path: Path) -> AsyncIterator[Phases]:
     async with Feeder(pool) as feeder:
         with Gpu() as gpu:
-            yield Phases(pool, feeder, gpu, Rows(path), Clock(), Bar(io.StringIO()), 1.0, 0.0, 7)
+            yield Phases(pool, feeder, gpu, Rows(path), Clock(), Bar("cost", io.StringIO()), 1.0, 0.0, 7)
 
 
 async def test_one_at_a_time_ends_with_a_verdict_each(pool: Pool, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from benchmarks.cost import report, summary
 from benchmarks.cost.command import main, parser
-from benchmarks.cost.metadata import load as load_metadata
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, WORKER, Task
 from benchmarks.cost.plots import CURVES, DELAYS, HEAT
-from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, grid_row, read, unplaced
+from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, grid_row, read
 from benchmarks.cost.summary import LMCV_COLUMNS, Times
+from benchmarks.harness.metadata import read as load_metadata
+from benchmarks.harness.rows import unplaced
 from policies.errors import CountersignError
 from tests.benchmarks.cost_results import write_rows
 

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import countersign
 from benchmarks import command as bench
-from benchmarks.overhead import command, machine
-from benchmarks.overhead.rounds import Load
-from benchmarks.overhead.stack import Stack
+from benchmarks.harness import config
+from benchmarks.overhead import command, steps
+from benchmarks.overhead.backend import Backend, chosen
+from benchmarks.overhead.report import read_rows
+from benchmarks.overhead.run import _shown
+from benchmarks.overhead.stack import Stack, settings
 from policies.errors import CountersignError
+from policies.settings import parse_settings
+
+SMALL = [
+    "--rounds",
+    "1",
+    "--requests",
+    "2",
+    "--arrivals",
+    "2",
+    "--bursts",
+    "1",
+    "--mix",
+    "16/8",
+    "16/3",
+    "--closed",
+    "1",
+    "--rate",
+    "50",
+    "--burst",
+    "3",
+]
+
+
+def read(*words: str) -> Any:
+    return config.parse(command.parser(), "overhead", words)
 
 
 def test_registry(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,60 +52,87 @@ def test_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no benchmark 'speed'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--arms", "direct"], ["--concurrency", "many"], ["--fast"]])
+@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--arms", "direct"], ["--closed", "many"], ["--audit", "2"]])
 def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2
 
 
-def test_loads_have_short_answers_beside_the_timed_ones() -> None:
-    arguments = command._parser().parse_args(["--tokens", "100", "--requests", "20", "--bursts", "4"])
-    loads = command._loads(arguments)
-    assert loads[:2] == [Load(1, 100, 20, 0.0), Load(1, 4, 10, 0.0)]
-    assert [(load.concurrency, load.tokens, load.bursts) for load in loads[2:]] == [(32, 100, 4), (32, 4, 2)]
-    assert [load.spread for load in loads[2:]] == pytest.approx([0.255, 0.255])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no load"),
+        (["--closed", "1", "--audit", "0.5"], "needs a --reference"),
+        (["--closed", "1", "--backend", "vllm"], "needs --model"),
+        (["--burst", "1", "--witness", "2", "--dry-run"], "needs a closed loop"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(arguments: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(CountersignError, match=words):
+        command.main([*arguments, "--busy", "--output", str(tmp_path)])
 
 
-def test_machine_reads_its_own_process() -> None:
-    before = machine.cpu_seconds(os.getpid())
-    sum(range(2_000_000))
-    assert machine.cpu_seconds(os.getpid()) > before
-    assert machine.memory_bytes(os.getpid()) > 2**20
-    described = machine.describe()
-    assert described["cores"] >= 1
-    assert described["packages"]["aiohttp"]
-    assert str(Path.home()) not in json.dumps(described)
+@pytest.mark.parametrize("name", config.names("overhead"))
+def test_configurations_can_be_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert command.main(["--config", name, "--dry-run", "--output", str(tmp_path / "none")]) == 0
+    shown = capsys.readouterr().out
+    assert "Time: about" in shown
+    assert "   1. round 1, audit" in shown
+    assert config.about("overhead", name) in shown
+    assert not (tmp_path / "none").exists()
 
 
-def test_busy_is_a_load_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert not machine.is_busy(1.2)
-    assert machine.is_busy(1.3)
+def test_the_settings_of_every_arm_can_be_used(tmp_path: Path) -> None:
+    options = read("--closed", "1", "--reference", "http://r:1/v1", "--profile", str(tmp_path / "p.json"))
+    backend = Backend("url", "http://b:1", "m", "vllm-0.32-v2", declared={"vocab_size": 10})
+    urls = {"direct": "http://b:1", "counted": "http://c:1"}
+    tree = settings(options, backend, urls, "unix:///v", 8000, 0.05)
+    found = parse_settings(json.dumps(tree), {})
+    assert found.audit.rate == 0.05
+    assert [backend.drained for backend in found.backends] == [False, True]
+    assert found.models["m"].reference is not None
+    assert found.models["m"].reference.url == "http://r:1"
+
+
+def test_no_address_and_no_folder_goes_into_the_metadata(tmp_path: Path) -> None:
+    options = read("--closed", "1", "--url", "http://secret.example:1", "--folder", str(tmp_path))
+    shown = json.dumps(_shown(options))
+    assert "secret.example" not in shown
+    assert str(tmp_path.parent) not in shown
 
 
 def test_a_process_that_does_not_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = Stack(upstream="http://127.0.0.1:1/v1", model="m", reference=None, script=[])
-    monkeypatch.setattr(stack, "_settings", lambda port: {"port": port, "embedded_dir": "/dev/null/x"})
-    with pytest.raises(CountersignError, match=r"(?s)proxy ended with code 3.*embedded_dir"), stack:
+    options = read("--closed", "1", "--arms", "async")
+    stack = Stack(options, chosen(options))
+    monkeypatch.setattr("benchmarks.overhead.stack.settings", lambda *given: {"port": "none"})
+    with pytest.raises(CountersignError, match=r"(?s)ended with code 3.*port"), stack:
         pass
     assert not stack.folder.exists()
 
 
 def test_an_unreachable_backend_is_told() -> None:
-    stack = Stack(upstream="http://127.0.0.1:1", model=None, reference=None, script=[])
-    with pytest.raises(CountersignError, match="no model list at http://127"), stack:
-        pass
-    assert not stack.folder.exists()
+    with pytest.raises(CountersignError, match="no model list at http://127"):
+        chosen(read("--closed", "1", "--url", "http://127.0.0.1:1"))
 
 
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--quick", "--rounds", "2", "--requests", "2", "--concurrency", "1", "3", "--tokens", "8"]
-    assert countersign.main(["bench", "overhead", *small, "--output", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "bursts.csv", "metadata.json", "summary.md"}
+def test_a_small_run_that_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["bench", "overhead", *SMALL, "--busy", "--output", str(tmp_path)]
+    assert countersign.main([*run, "--no-plots"]) == 0
     printed = capsys.readouterr().out
-    assert "proxied (inline) adds" in printed
+    assert "verified before the end, audit 0% adds" in printed
     assert "0 errors" in printed
-    metadata = json.loads((tmp_path / "metadata.json").read_text())
-    assert metadata["arguments"]["tokens"] == 8
-    assert "output" not in metadata["arguments"]
+    rows = read_rows(tmp_path)
+    measured = [row for row in rows if row["what"] == "step"]
+    assert {row["arm"] for row in measured} == set(steps.ARMS)
+    for row in measured:
+        verified = row["arm"] in steps.VERIFIED
+        assert {bool(word) for word in row["verdicts"]} == {verified}
+        assert (row["cpu_ms"]["plain"] > 0) >= (row["arm"] == "plain")
+        assert row["store"]["in"] > 0
+    down = {row["arm"]: row["down"] for row in rows if row["what"] == "bytes" and row["mix"] == "16/8"}
+    assert down["async"] == down["inline"] > down["plain"] == down["direct"] > 0
+    assert json.loads((tmp_path / "metadata.json").read_text())["runs"][0]["arguments"]["mix"] == ["16/8", "16/3"]
+    assert countersign.main([*run, "--no-plots"]) == 0
+    assert read_rows(tmp_path) == rows
+    assert countersign.main(["bench", "report", str(tmp_path), "--no-plots"]) == 0

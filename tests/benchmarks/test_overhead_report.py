@@ -1,152 +1,118 @@
-"""What is written, from rows made by hand."""
+"""From rows to tables: what was added, what it costs, and what went wrong."""
 
 from __future__ import annotations
 
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.overhead.report import Result, summary, write
-from benchmarks.overhead.rounds import Cost, Row
-
-TOKENS = 64
-
-
-def row(arm: str, number: int, ttft: float, **other: Any) -> Row:
-    values: dict[str, Any] = {
-        "round": number,
-        "burst": number,
-        "concurrency": 1,
-        "asked_tokens": TOKENS,
-        "arm": arm,
-        "chunks": TOKENS,
-        "ttft_ms": ttft,
-        "total_ms": ttft + 640,
-        "gap_p50_ms": 10.0,
-        "gap_p99_ms": 11.0,
-        "gap_max_ms": 12.0,
-        "verdict": "" if arm == "direct" else "unaudited",
-        "error": "",
-    }
-    return Row(**values | other)
+from benchmarks.harness.rows import Row
+from benchmarks.overhead.agreement import agreement
+from benchmarks.overhead.report import CSV, ROWS, SUMMARY, remake, summary
+from benchmarks.overhead.samples import Arm, Samples, split
+from benchmarks.overhead.steps import DIRECT, INLINE, PLAIN
+from benchmarks.overhead.witness import OURS, THEIRS
+from tests.benchmarks.overhead_rows import META, heard, rows, step
 
 
-def cost(arm: str, number: int, tokens: int, cpu: float, undecided: int = 0) -> Cost:
-    return Cost(number, number, 1, tokens, arm, 2, 2 * tokens, cpu, 6.0, 5.0, undecided, 80.0)
+def page(found: list[Row]) -> str:
+    return summary(Samples(found), found, META)
 
 
-def result(*, extra: tuple[Row, ...] = (), **meta: Any) -> Result:
-    rows = [
-        row(arm, number, 20 + number + added)
-        for number in range(1, 8)
-        for arm, added in (("direct", 0.0), ("async", 0.5), ("inline", 0.75))
-    ]
-    costs = [
-        cost(arm, number, tokens, 2 * (1.5 + 0.05 * tokens))
-        for number in range(1, 8)
-        for arm in ("async", "inline")
-        for tokens in (4, TOKENS)
-    ]
-    metadata = {
-        "started": "2026-01-01 00:00 UTC",
-        "seconds": 12.3,
-        "load_before": 0.1,
-        "busy": False,
-        "arguments": {
-            "rounds": 7,
-            "quick": False,
-            "upstream": None,
-            "reference": None,
-            "first_ms": 20.0,
-            "interval_ms": 10.0,
-        },
-        "machine": {
-            "cpu": "Abacus",
-            "cores": 2,
-            "kernel": "6.1",
-            "python": "3.11",
-            "commit": "f" * 40,
-            "modified": False,
-        },
-    }
-    return Result([*rows, *extra], costs, TOKENS, metadata | meta)
-
-
-def cells(text: str, start: str) -> list[str]:
-    (found,) = [part for part in text.splitlines() if part.startswith(f"| {start} |")]
-    return [cell.strip() for cell in found.strip("|").split("|")]
-
-
-def test_summary_says_what_each_arm_adds() -> None:
-    text = summary(result())
-    assert cells(text, "first token, p50") == [
-        "first token, p50",
-        "24.00",
-        "0.50 (0.50 to 0.50)",
-        "0.75 (0.75 to 0.75)",
-    ]
-    assert cells(text, "whole answer, p50")[2] == "0.50 (0.50 to 0.50)"
-    assert cells(text, "gap between tokens, p50")[1:] == ["10.00", "0.00 (0.00 to 0.00)", "0.00 (0.00 to 0.00)"]
-    cpu = cells(text, "proxied (async)")
-    assert cpu[2:6] == ["73 (73 to 73)", "50 (50 to 50)", "1.50 (1.50 to 1.50)", "3.0 (3.0 to 3.0)"]
-    assert "0 errors in 21 requests" in text
-    assert "14 unaudited" in text
-    assert "CPU checks" in text
+def test_what_an_arm_adds_is_the_difference_inside_rounds() -> None:
+    text = page(rows())
+    assert "| closed 4, 32/64 | relayed only | 1.00 (1.00 to 1.00) | 0.00 (0.00 to 0.00) | 1.00" in text
+    assert "| closed 4, 32/64 | verified before the end, audit 0% | 2.50 (2.50 to 2.50)" in text
+    assert "7.50 (7.50 to 7.50)" in text
+    assert "Too few rounds" not in text
     assert "Busy" not in text
-    assert "Quick" not in text
 
 
-def test_summary_marks_what_must_not_be_quoted() -> None:
-    base = result()
-    marked = result(busy=True, load_before=3.2, arguments=base.metadata["arguments"] | {"quick": True})
-    text = summary(marked)
-    assert "**Busy machine**: load 3.20" in text
-    assert "**Quick run**" in text
+def test_tails_need_requests_enough() -> None:
+    few, many = page(rows(3)), page(rows(7))
+    assert "| first token, p99 |  |  |" in few
+    assert "Too few rounds to quote" in few
+    assert "| first token, p99 | 27." in many
 
 
-def test_real_backend_and_reference_are_named_as_what_they_are() -> None:
-    arguments = result().metadata["arguments"] | {"upstream": "http://a", "reference": "http://b"}
-    text = summary(result(arguments=arguments))
-    assert "real vLLM" in text
-    assert "replayed by the reference" in text
-    assert "script" not in text.split("## How to read this")[1].split("real vLLM")[0]
+def test_chunks_and_requests_come_apart() -> None:
+    mine = [row for row in rows() if row["arm"] == "async" and row["what"] == "step"]
+    found = split(mine)
+    assert found is not None
+    assert found[0].value == pytest.approx(100)
+    assert found[1].value == pytest.approx(3)
+    assert split([row for row in mine if row["mix"] == "32/4"]) is None
+    assert "| verified after, audit 0% | closed 4 | 147 (147 to 147) | 100 (100 to 100) | 3.00" in page(rows())
 
 
-def test_failed_requests_are_counted_and_not_timed() -> None:
-    bad = row("async", 3, 9999.0, error="status 502")
-    text = summary(result(extra=(bad,)))
-    assert "1 errors in 22 requests" in text
-    assert "* async: status 502, 1 times" in text
-    assert cells(text, "first token, p99")[2].startswith("0.50")
+def test_verdicts_bytes_and_costs_are_told() -> None:
+    text = page(rows())
+    assert "| closed 4, 32/64 | 0% | 12.0 |" in text
+    assert "| 32/64 | verified after | 100 | 3,000 | 47 |" in text
+    assert "| closed 4, 32/64 | verified after, audit 0% | 100 | 10 | 50 | 1 |" in text
+    assert "| closed 4, 32/64 | verified after, audit 0% | 9.4 | 2 | 0 | 0 | 0 | 0 |" in text
 
 
-def test_missing_verdicts_are_errors() -> None:
-    base = result()
-    costs = [*base.costs, cost("async", 3, TOKENS, 1.0, undecided=2)]
-    text = summary(Result(base.rows, costs, TOKENS, base.metadata))
-    assert "1 errors in 21 requests" in text
-    assert "async: burst ended without all verdicts" in text
+def test_a_direct_of_the_same_minutes_is_what_audits_are_held_against() -> None:
+    slow = [step(arm, number, audit=1.0) for number in range(1, 6) for arm in (DIRECT, "async")]
+    for row in slow:
+        row["ttft_ms"] = [value + 500 for value in row["ttft_ms"]]
+    found = Samples([*rows(), *slow])
+    assert [arm.audit for arm in found.arms if arm.name == "async"] == [0.0, 1.0]
+    assert "audit 100% | 2.00 (2.00 to 2.00)" in page([*rows(), *slow])
+    assert found.beside("closed 4 32/64", Arm("async", 1.0)) == slow[::2]
+    assert {arm.name for arm in found.arms} == {PLAIN, "async", INLINE}
 
 
-def test_an_arm_that_only_failed_has_no_figures() -> None:
-    base = result()
-    rows = [row(one.arm, one.round, one.ttft_ms, error="timeout" if one.arm == "inline" else "") for one in base.rows]
-    text = summary(Result(rows, base.costs, TOKENS, base.metadata))
-    assert cells(text, "first token, p50")[3] == "none"
+def test_failures_are_counted_and_left_out() -> None:
+    bad = step("async", 8)
+    bad["errors"][0], bad["ttft_ms"][0] = "timeout", None
+    lost = step(INLINE, 8, undecided=2)
+    text = page([*rows(), bad, lost])
+    assert "* async: timeout, 1 times" in text
+    assert "* inline: a step ended without all verdicts, 1 times" in text
 
 
-def test_files(tmp_path: Path) -> None:
-    made = result()
-    text = write(made, tmp_path / "deep" / "overhead")
-    folder = tmp_path / "deep" / "overhead"
-    assert (folder / "summary.md").read_text() == text
-    assert json.loads((folder / "metadata.json").read_text()) == made.metadata
-    with open(folder / "rows.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 21
-    assert float(rows[0]["ttft_ms"]) == pytest.approx(21)
-    with open(folder / "bursts.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 28
+def test_a_busy_machine_is_marked() -> None:
+    meta = json.loads(json.dumps(META))
+    meta["runs"][0] |= {"busy": True, "load_before": 3.0}
+    assert "**Busy machine**: load 3.00" in summary(Samples(rows()), rows(), meta)
+
+
+def test_every_file_is_made_of_the_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    (tmp_path / "metadata.json").write_text(json.dumps(META))
+    text, failed = remake(tmp_path)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert remake(tmp_path) == (text, failed)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+    assert failed == 0
+    assert {"added_latency.png", "added_latency.svg", "verdict_latency.png", "cpu_per_request.svg"} <= first.keys()
+    assert (tmp_path / SUMMARY).read_text() == text
+    with (tmp_path / CSV).open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 7 * 4 * 2 * 25
+    assert lines[0]["arm"] == DIRECT
+    assert float(lines[0]["ttft_ms"]) == 21.0
+
+
+def test_two_tools_agree_within_their_noise() -> None:
+    found = [
+        heard(tool, arm, number, 30.0 + shift + number + (5.0 if arm == "async" else 0.0))
+        for number in range(1, 6)
+        for arm in (DIRECT, "async")
+        for tool, shift in ((OURS, 0.0), (THEIRS, 0.5))
+    ]
+    text = agreement([*found, heard(THEIRS, DIRECT, 6, 0.0, error="OSError: gone")])
+    assert "| direct | first token | 33.00" in text
+    assert "-0.50" in text
+    assert (
+        "| verified after, added | first token | 5.00 (5.00 to 5.00) | 5.00 (5.00 to 5.00) | 0.00 | 0.00 | yes |"
+        in text
+    )
+    assert "1 runs failed: OSError: gone." in text
+    apart = [row | {"ttft_ms": [value + 40 for value in row["ttft_ms"]]} for row in found if row["tool"] == THEIRS]
+    assert "| NO |" in agreement([*apart, *(row for row in found if row["tool"] == OURS)])
+    assert agreement(rows()) == ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import values
-from benchmarks.overhead import machine
+from benchmarks.harness import machine
 from benchmarks.overhead.answer import Ask, Script
 from benchmarks.overhead.relay import report
 from benchmarks.overhead.relay.loads import LOADS, WARM

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from benchmarks.harness.usage import cpu_seconds, family, resident_bytes
 from benchmarks.overhead.answer import MODEL, paced
 from benchmarks.overhead.client import Target, Timed, burst
-from benchmarks.overhead.machine import cpu_seconds, family, resident_bytes
 from benchmarks.overhead.relay.loads import FIRST_SECONDS, Load
 from benchmarks.overhead.relay.stack import KEY, RelayStack
 
