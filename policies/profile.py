@@ -190,6 +190,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"the claim lists {evidence.claim_ids.shape[1] - 1} alternatives, the profile {key.top_k}"
         return ""
 
+    def matching(self, check: str, *, form: str, temperature: float, length: int) -> list[Cell]:
+        """The cells that speak for a response of this temperature and length, as `judge` has them."""
+        cells = [cell for cell in self.cells if cell.check == check and cell.form == form]
+        return _matching(cells, temperature, length)
+
     def judge(self, check: str, *, form: str, temperature: float, length: int, score: float) -> Placement | None:
         """Places one response's score; None when no cell speaks for its temperature and length.
 

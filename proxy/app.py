@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.settings import Settings
 from proxy.admin.app import serving
-from proxy.api import backends, errors, keys, receipts, routes
+from proxy.api import backends, errors, evidence, keys, receipts, routes, webhooks
 from proxy.drain import Drain
 from proxy.following import Following
 from proxy.listening import listen
@@ -94,6 +94,8 @@ def create_app(
     app.relayed = served
     app.include_router(routes.router)
     app.include_router(receipts.router)
+    app.include_router(evidence.router)
+    app.include_router(webhooks.router, prefix="/v1/webhooks")
     app.state.admin = None if listening is None else listening.getsockname()[:2]
     if listening is None:
         app.include_router(backends.router)

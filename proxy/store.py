@@ -220,6 +220,13 @@ class Store:
 
         return await self._news.wait(id, seconds, look)
 
+    async def owner(self, id: str) -> str:
+        """Whose generation this is. Raises NotFound and StoreUnavailable."""
+        found = next((each for each in await self._documents(verdict_key(id), intent_key(id)) if each is not None), {})
+        if "owner" not in found:
+            raise NotFound("there is no such verification")
+        return str(found["owner"])
+
     async def told(self, id: str, owner: str, seconds: float) -> dict[str, Any]:
         """What an owner may know of a generation: its verification as soon as there is one, or when the time is over,
         or the proxy drains, that it is pending. Waits through outages.
