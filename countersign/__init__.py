@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "webhooks": ("verifier_pool.webhooks_command", "where events go, what failed to arrive; send one to try"),
     "profiles": ("verifier_pool.profiles_command", "which profiles running workers judge by, and what each lacks"),
     "reload": ("verifier_pool.reload_command", "have settings and profiles read anew, and see who runs by which"),
+    "receipts": ("verifier_pool.receipts_command", "what signs receipts: make keys, rotate them; the log's head"),
     "audit": ("verifier_pool.audit_command", "what admins changed, and who"),
     "profile": ("verifier_pool.profile_command", "files: make signing keys; show, sign and verify a profile"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),

@@ -1,0 +1,304 @@
+"""The client against proxies that lie: about receipts, about the log, to one and not to another."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from countersign.client import (
+    ApiFailed,
+    Client,
+    ForkedLog,
+    ReceiptError,
+    WebhookError,
+    verify_webhook,
+)
+from policies import head, jws, receipt
+from policies.receipt import Facts
+from policies.verification import public, unverified
+from tests.policies.receipt_vectors import path, proof, tree
+from verifier_pool.signature import sign
+
+LOG = "5f" * 16
+SECRET = "whsec_" + base64.b64encode(bytes(24)).decode()
+
+
+class Proxy:
+    """As much of a proxy as the client sees, with a log that can be tampered with; asked by `client()`."""
+
+    def __init__(self) -> None:
+        self.key = jws.new_key()
+        self.published = [self.key]
+        self.log = LOG
+        self.tokens: dict[str, str] = {}
+        self.leaves: list[bytes] = []
+        self.clock = 1000.0
+        self.asked: list[str] = []
+        self.pending = 0
+        self.fails: dict[str, httpx.Response] = {}
+
+    def client(self, **more: Any) -> Client:
+        return Client("http://proxy/", "sk-key", http=httpx.Client(transport=httpx.MockTransport(self._answer)), **more)
+
+    def add(self, number: int, request: bytes = b"asked", served: bytes = b"served") -> str:
+        """A response with its receipt; returns its id."""
+        id = f"{number:032x}"
+        facts = Facts(request=receipt.digest(request), served=receipt.digest(served))
+        said = receipt.statement(unverified(id, "x", None, 5.0), facts, 6.0)
+        self.tokens[id] = jws.sign(receipt.encode(said), self.key, receipt.KIND)
+        self.leaves.append(receipt.leaf_of(self.tokens[id]))
+        return id
+
+    def head(self) -> str:
+        self.clock += 1
+        said = head.encode(self.log, len(self.leaves), tree(self.leaves), self.clock)
+        return jws.sign(said, self.key, head.KIND)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if request.url.path in self.fails:
+            return self.fails[request.url.path]
+        if request.url.path == "/.well-known/countersign-keys.json":
+            return httpx.Response(200, json=jws.jwk_set(map(jws.public_bytes, self.published)))
+        assert request.headers["authorization"] == "Bearer sk-key"
+        query = {name: int(value) for name, value in request.url.params.items() if value.isdigit()}
+        match request.url.path.split("/")[2:]:
+            case ["log", "head"]:
+                return httpx.Response(200, json={"head": self.head()}) if self.leaves else missing("empty_log")
+            case ["log", "consistency"]:
+                first, second = query["first"], query["second"]
+                if not 0 < first <= second <= len(self.leaves):
+                    return missing("not_found")
+                shown = [each.hex() for each in proof(first, self.leaves[:second])]
+                return httpx.Response(200, json={"proof": shown})
+            case ["verifications", id, "receipt"] if id in self.tokens:
+                return httpx.Response(200, json={"receipt": self.tokens[id], "log": self.shown(id)})
+            case ["verifications", id] if id in self.tokens:
+                self.pending -= 1
+                found = public(unverified(id, "x", None, 5.0))
+                return httpx.Response(200, json=found if self.pending < 0 else found | {"status": "pending"})
+        return missing("not_found")
+
+    def shown(self, id: str) -> dict[str, Any]:
+        index = self.leaves.index(receipt.leaf_of(self.tokens[id]))
+        return {"index": index, "head": self.head(), "proof": [each.hex() for each in path(index, self.leaves)]}
+
+
+def missing(code: str) -> httpx.Response:
+    return httpx.Response(404, json={"error": {"message": "no", "type": "x", "param": None, "code": code}})
+
+
+@pytest.fixture
+def proxy() -> Proxy:
+    return Proxy()
+
+
+def test_a_receipt_is_checked_and_the_log_pinned(proxy: Proxy, tmp_path: Path) -> None:
+    pins = tmp_path / "pins"
+    with proxy.client(pins=pins) as client:
+        assert client.watch() is None
+        for number in range(6):
+            found = client.receipt(proxy.add(number), request=b"asked", served=b"served")
+            assert (found.verdict, found.id) == ("unverified", f"{number:032x}")
+            assert client.head is not None
+            assert client.head.size == number + 1
+    assert stat.S_IMODE(pins.stat().st_mode) == 0o600
+    again = proxy.client(pins=pins)
+    assert again.head == client.head
+    proxy.add(6)
+    assert again.watch() is again.head
+    assert again.head is not None
+    assert again.head.size == 7
+    assert proxy.asked.count("/.well-known/countersign-keys.json") == 2  # once in each client
+
+
+def test_a_verdict_is_awaited(proxy: Proxy) -> None:
+    id = proxy.add(0)
+    proxy.pending = 3
+    assert proxy.client().verification(id)["verdict"] == "unverified"
+    proxy.pending = 10**9
+    with pytest.raises(TimeoutError, match="no verdict"):
+        proxy.client().verification(id, wait=0.0)
+    with pytest.raises(ApiFailed, match="404 not_found") as caught:
+        proxy.client().receipt("f" * 32)
+    assert (caught.value.status, caught.value.code) == (404, "not_found")
+
+
+@pytest.mark.parametrize("given", [{"request": b"other"}, {"served": b"other"}])
+def test_it_is_about_these_very_bytes(proxy: Proxy, given: dict[str, bytes]) -> None:
+    with pytest.raises(ReceiptError, match="has another hash"):
+        proxy.client().receipt(proxy.add(0), **given)  # type: ignore[arg-type]
+
+
+def test_another_receipt_is_refused(proxy: Proxy) -> None:
+    first, second = proxy.add(0), proxy.add(1)
+    proxy.tokens[first] = proxy.tokens[second]
+    with pytest.raises(ReceiptError, match="is about"):
+        proxy.client().receipt(first)
+
+
+def test_a_receipt_that_is_not_in_the_log_is_refused(proxy: Proxy) -> None:
+    id = proxy.add(0)
+    proxy.add(1)
+    log = proxy.shown(id)
+    for changed in (
+        log | {"index": 1},
+        log | {"proof": []},
+        log | {"proof": None},
+        log | {"index": None},
+        log | {"index": True},
+        log | {"head": None},
+        log | {"proof": ["xy"]},
+        None,
+    ):
+        answer = httpx.Response(200, json={"receipt": proxy.tokens[id], "log": changed})
+        proxy.fails[f"/v1/verifications/{id}/receipt"] = answer
+        with pytest.raises(ReceiptError):
+            proxy.client().receipt(id)
+
+
+def test_only_trusted_keys_will_do(proxy: Proxy) -> None:
+    id, other = proxy.add(0), jws.public_bytes(jws.new_key())
+    with pytest.raises(ReceiptError, match="not among those that are trusted"):
+        proxy.client(keys={jws.kid_of(other): other}).receipt(id)
+    mine = jws.public_bytes(proxy.key)
+    assert proxy.client(keys={jws.kid_of(mine): mine}).receipt(id)
+    assert "/.well-known/countersign-keys.json" not in proxy.asked
+
+
+def test_keys_may_be_rotated(proxy: Proxy, tmp_path: Path) -> None:
+    client = proxy.client(pins=tmp_path / "pins")
+    client.receipt(proxy.add(0))
+    old, proxy.key = proxy.key, jws.new_key()
+    proxy.published = [proxy.key, old]
+    client.receipt(proxy.add(1))
+    client.receipt(f"{0:032x}")  # by the old one
+    proxy.published = [proxy.key]
+    assert proxy.client(pins=tmp_path / "pins").watch() is not None
+
+
+def _drop(proxy: Proxy) -> None:
+    del proxy.leaves[2]
+
+
+def _cut(proxy: Proxy) -> None:
+    del proxy.leaves[-1]
+
+
+def _rewrite(proxy: Proxy) -> None:
+    proxy.leaves[2] = receipt.leaf_of("another")
+
+
+def _rewrite_and_go_on(proxy: Proxy) -> None:
+    _rewrite(proxy)
+    for number in range(10, 15):
+        proxy.add(number)
+
+
+def _insert(proxy: Proxy) -> None:
+    proxy.leaves.insert(0, receipt.leaf_of("another"))
+
+
+def _empty(proxy: Proxy) -> None:
+    proxy.leaves.clear()
+
+
+def _begin_another(proxy: Proxy) -> None:
+    proxy.log = "0" * 32
+
+
+@pytest.mark.parametrize("tamper", [_drop, _cut, _rewrite, _rewrite_and_go_on, _insert, _empty, _begin_another])
+def test_a_log_that_was_tampered_with_is_found_out(proxy: Proxy, tamper: Any, tmp_path: Path) -> None:
+    client = proxy.client(pins=tmp_path / "pins")
+    for number in range(5):
+        proxy.add(number)
+    before = client.watch()
+    assert before is not None
+    tamper(proxy)
+    with pytest.raises(ForkedLog) as caught:
+        client.watch()
+    assert caught.value.before == before.token
+    # Both heads are signed: whoever is shown them need not believe the client.
+    if caught.value.after:
+        after = head.verify_head(caught.value.after, client.keys())
+        assert (after.size, after.log) == (len(proxy.leaves), proxy.log)
+    # And what was seen stays pinned, in this process and the next.
+    assert client.head is before
+    with pytest.raises(ForkedLog):
+        proxy.client(pins=tmp_path / "pins").watch()
+
+
+def test_a_log_shown_differently_to_two_is_found_out_by_comparing(proxy: Proxy) -> None:
+    mine, theirs = proxy.client(), proxy.client()
+    for number in range(3):
+        proxy.add(number)
+    mine.watch()
+    _rewrite(proxy)
+    seen = theirs.watch()
+    assert seen is not None
+    with pytest.raises(ForkedLog, match="different hashes"):
+        head.follow(mine.head, seen)
+
+
+def test_trouble_is_no_accusation(proxy: Proxy) -> None:
+    client = proxy.client()
+    for number in range(3):
+        proxy.add(number)
+    client.watch()
+    proxy.add(3)
+    for status in (500, 503, 429, 401):
+        proxy.fails["/v1/log/consistency"] = httpx.Response(status, content=b"<html>")
+        with pytest.raises(ApiFailed, match=str(status)):
+            client.watch()
+    proxy.fails.clear()
+    assert client.watch() is client.head
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"head": 5}', b"{}"])
+def test_garbage_is_refused(proxy: Proxy, body: bytes) -> None:
+    proxy.fails["/v1/log/head"] = httpx.Response(200, content=body)
+    with pytest.raises((ReceiptError, ApiFailed)):
+        proxy.client().watch()
+    proxy.fails["/.well-known/countersign-keys.json"] = httpx.Response(200, content=body)
+    with pytest.raises((ReceiptError, ApiFailed)):
+        proxy.client().receipt(proxy.add(0))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"keys": {"keys": []}, "head": "x"}', '{"keys": 5, "head": null}']
+)
+def test_pins_that_are_damaged_are_no_pins(proxy: Proxy, text: str, tmp_path: Path) -> None:
+    (tmp_path / "pins").write_text(text)
+    with pytest.raises(ReceiptError):
+        proxy.client(pins=tmp_path / "pins")
+
+
+def test_webhooks() -> None:
+    body = json.dumps({"type": "verification.rejected", "data": {}}).encode()
+    now = int(time.time())
+
+    def headers(body: bytes, secret: str = SECRET) -> dict[str, str]:
+        return {
+            "Webhook-Id": "msg_1",
+            "Webhook-Timestamp": str(now),
+            "Webhook-Signature": sign(secret, "msg_1", now, body),
+        }
+
+    assert verify_webhook(SECRET, headers(body), body)["type"] == "verification.rejected"
+    other = "whsec_" + base64.b64encode(bytes([1]) * 24).decode()
+    assert verify_webhook(f"{other} {SECRET}", headers(body), body, now + 299)
+    for secret, given, at in ((other, body, now), (SECRET, body + b" ", now), (SECRET, body, now + 301)):
+        with pytest.raises(WebhookError, match="does not hold"):
+            verify_webhook(secret, headers(body), given, at)
+    for junk in (b"", b"[]", b"{}", b"\xff", b'{"type": 5}'):
+        with pytest.raises(WebhookError, match="no event"):
+            verify_webhook(SECRET, headers(junk), junk, now)
+    with pytest.raises(ValueError, match="expected whsec_"):
+        verify_webhook("secret", headers(body), body)

@@ -1,0 +1,74 @@
+"""`countersign receipts` at a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+import countersign
+from policies import jws
+from policies.head import verify_head
+from tests.verifier_pool.link.test_receipts import settle
+from verifier_pool.link import trail
+from verifier_pool.link.signing import RECEIPT_KEYS, Signer
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(
+    valkey_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    monkeypatch.setenv("COUNTERSIGN_REDIS_URL", valkey_url)
+    (tmp_path / "countersign.yaml").write_text("")
+
+    def told(*words: str, code: int = 0) -> str:
+        config = [] if words[0] == "keygen" else ["--config", str(tmp_path / "countersign.yaml")]
+        assert countersign.main(["receipts", *words, *config]) == code
+        said = capsys.readouterr()
+        return said.out if code == 0 else said.err
+
+    return told
+
+
+def test_a_key_that_was_made_signs(redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, public, kid = "", "", ""
+    for line in run("keygen").splitlines():
+        if line.startswith("COUNTERSIGN_RECEIPTS__SIGNING_KEYS="):
+            secret = line.partition("=")[2]
+        elif "public key" in line:
+            public = line.rpartition(" ")[2]
+        elif "kid" in line:
+            kid = line.rpartition(" ")[2]
+    assert jws.kid_of(jws.key_bytes(public)) == kid
+    monkeypatch.setenv("COUNTERSIGN_RECEIPTS__SIGNING_KEYS", secret)
+    found = json.loads(run("keys", "--json"))
+    assert found == {"from": "the settings", "keys": [{"kid": kid, "signs": True}]}
+    assert secret not in run("keys")
+    assert "receipts.signing_keys says what signs" in run("rotate", code=1)
+    assert redis.dbsize() == 0
+
+
+def test_keys_in_redis_are_rotated(redis: Redis, run: Run) -> None:
+    (first,) = json.loads(run("keys", "--json"))["keys"]
+    made = json.loads(run("rotate", "--json"))
+    found = json.loads(run("keys", "--json"))
+    assert found["from"] == "Redis"
+    assert found["keys"] == [{"kid": made["kid"], "signs": False}, {"kid": first["kid"], "signs": True}]
+    assert [each["action"] for each in trail.read(redis, limit=5)] == ["receipts.rotate"]
+    assert redis.hlen(RECEIPT_KEYS) == 2
+
+
+def test_the_log_is_shown(redis: Redis, run: Run) -> None:
+    assert "nothing is in the log" in run("log")
+    settle(redis, 0)
+    settle(redis, 1)
+    found = json.loads(run("log", "--json"))
+    keys = jws.keys_in(jws.jwk_set(Signer(redis).published()))
+    head = verify_head(found["head"], keys)
+    assert (head.size, head.root.hex(), head.log) == (2, found["root"], found["log"]) == (2, head.root.hex(), head.log)
+    assert found["root"] in run("log")

@@ -1,0 +1,106 @@
+"""`countersign receipts`: what signs receipts, and the log that all of them are in.
+
+Receipts themselves are at `GET /v1/verifications/{id}/receipt`; docs/receipts.md says how anybody checks one.
+
+exit code 0: done     1: Redis did not answer, or nothing signs     2: wrong usage     3: wrong settings
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+
+from policies import jws
+from policies.errors import ReceiptError
+from policies.settings import Settings
+from verifier_pool.link import signing, trail
+from verifier_pool.link.log import Log
+from verifier_pool.link.sealing import Sealer
+from verifier_pool.link.signing import signer_of
+from verifier_pool.runtime import answering, read_settings
+from verifier_pool.terminal import plain, print_lines, table
+
+TIMEOUT = 10.0
+"""Seconds that Redis has for an answer."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do one thing with keys or the log; returns 0. Raises SettingsError, StoreUnavailable, ReceiptError, SealError."""
+    arguments = _parser().parse_args(list(argv))
+    if arguments.action == "keygen":
+        print_lines(_keygen())
+        return 0
+    settings = read_settings(arguments.config)
+    with answering(settings, TIMEOUT) as redis:
+        done = {"keys": _keys, "rotate": _rotate, "log": _log}[arguments.action](redis, settings)
+    print_lines([json.dumps(done["json"])] if arguments.json else done["lines"])
+    return 0
+
+
+def _keygen() -> list[str]:
+    key = jws.new_key()
+    public = jws.public_bytes(key)
+    return [
+        "# Keep the first secret: whoever has it can sign in your name. Give it to the proxy and every worker.",
+        f"COUNTERSIGN_RECEIPTS__SIGNING_KEYS={jws.key_text(key.private_bytes_raw())}",
+        f"# its public key, for receipts.public_keys once it signs no more: {jws.key_text(public)}",
+        f"# its kid: {jws.kid_of(public)}",
+    ]
+
+
+def _keys(redis: Redis, settings: Settings) -> dict[str, Any]:
+    signer = signer_of(redis, settings)
+    token, _ = signer.sign(b"{}", "countersign-nothing")
+    signing_now = jws.kid_in(token, "countersign-nothing")
+    where = "the settings" if signer.configured else "Redis"
+    kids = [jws.kid_of(public) for public in signer.published()]
+    rows = [("kid", "")] + [(kid, "signs" if kid == signing_now else "published") for kid in kids]
+    found = [{"kid": kid, "signs": kid == signing_now} for kid in kids]
+    return {"json": {"from": where, "keys": found}, "lines": [f"keys from {where}", *table(rows, 10_000, indent="")]}
+
+
+def _rotate(redis: Redis, settings: Settings) -> dict[str, Any]:
+    signer = signer_of(redis, settings)
+    if signer.configured:
+        raise ReceiptError(
+            "receipts.signing_keys says what signs: add one (`countersign receipts keygen`) behind the present one in "
+            "every process, then put it first; once nothing signs with the old one, its public key goes to "
+            "receipts.public_keys"
+        )
+    signer.published()  # there is one to rotate from
+    kid, since = signing.rotate(redis, Sealer.of(settings.storage))
+    trail.append(redis, settings.admin.audit_entries, trail.entry(trail.terminal_actor(), "receipts.rotate", kid))
+    at = time.strftime("%H:%M:%S", time.gmtime(since))
+    return {"json": {"kid": kid, "since": since}, "lines": [f"{kid} is published, and signs from {at} UTC on"]}
+
+
+def _log(redis: Redis, settings: Settings) -> dict[str, Any]:
+    log = Log(redis, signer_of(redis, settings), settings.durability)
+    head = log.head()
+    if head is None:
+        return {"json": None, "lines": ["nothing is in the log yet"]}
+    now = log.state()
+    said = {"log": now.log, "size": head.size, "root": log.root(head.size).hex(), "head": head.token}
+    return {"json": said, "lines": [f"{name}  {plain(str(value))}" for name, value in said.items()]}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="countersign receipts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("keygen", help="make a key that signs receipts, and print it with its public part")
+    for name, what in (
+        ("keys", "which keys sign and are published"),
+        ("rotate", "make a new key in Redis, which signs once everybody can know it"),
+        ("log", "sign a head of the log as it is now, and show it"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
+        action.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser
