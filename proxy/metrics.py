@@ -232,6 +232,17 @@ class Metrics:
             "countersign.in_flight", "{request}", "Requests being served", (), lambda: [(in_flight(), {})]
         )
 
+    def count_unasked(self, unasked: Callable[[], int]) -> None:
+        """Show how many connections to backends were closed because more came on them than was asked for."""
+        self._public.observe(
+            "countersign.unasked",
+            "{connection}",
+            "Connections closed because a backend sent more than its answer",
+            (),
+            lambda: [(unasked(), {})],
+            "counter",
+        )
+
     def watch(self, groups: Callable[[], Sequence[Group]]) -> None:
         """Show standing and health of the backends of these groups, as they are whenever somebody looks."""
         watch(self._private, groups)

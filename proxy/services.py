@@ -79,6 +79,8 @@ class Services:
         metrics.watch(lambda: list(backends.groups.values()))
         metrics.watch_store(outage)
         metrics.count_flights(lambda: drain.in_flight)
+        transport = AiohttpTransport(settings.timeouts)
+        metrics.count_unasked(lambda: transport.unasked)
         registry = Registry(store)
         services = cls(
             settings=settings,
@@ -89,7 +91,7 @@ class Services:
             standings=Standings(store, backends),
             records=Records(store, settings),
             probes=Probes(settings.health, backends, metrics),
-            transport=AiohttpTransport(settings.timeouts),
+            transport=transport,
             outage=outage,
             store=store,
             recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),

@@ -7,7 +7,7 @@ import io
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
@@ -20,6 +20,7 @@ from policies.errors import BackendUnavailable, UpstreamFailed
 from policies.settings import TimeoutSettings
 from proxy.begun import Begun
 from proxy.patience import Patience
+from proxy.relay.incoming import Incoming, rest_of
 from proxy.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[bytes, bytes]]
 Ready = Callable[[], Awaitable[None]]
+Went = Callable[[], None]
 _LARGE = 1024 * 1024
 _MOST_HEADS = 32
 """Heads of one response, informational ones among them."""
@@ -60,8 +62,11 @@ class UpstreamResponse(Protocol):
 class Transport(Protocol):
     """Carries requests to backends. Cancelling a `send` closes its connection."""
 
-    async def send(self, request: UpstreamRequest, ready: Ready | None = None) -> UpstreamResponse:
-        """`ready` is awaited when all is done that can be before the request goes up.
+    async def send(
+        self, request: UpstreamRequest, ready: Ready | None = None, went: Went | None = None
+    ) -> UpstreamResponse:
+        """`ready` is awaited before a connection is looked for, `went` called when there is one and the request goes
+        up; again where it does so a second time.
 
         Raises BackendUnavailable when no connection came about, UpstreamFailed when it broke before the answer, and
         what `ready` does.
@@ -83,9 +88,13 @@ class AiohttpResponse:
 
     async def read(self) -> bytes:
         """See UpstreamResponse."""
+        content = self._response.content
         try:
-            return await self._response.content.readany()
+            return await content.readany()
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            # aiohttp forgets what came before it broke off.
+            if rest := rest_of(content):
+                return rest
             # aiohttp raises one and the same exception wherever a closed response is read: its traceback would grow
             # with each of them and keep what their frames hold.
             raise UpstreamFailed("the backend broke off its answer") from error.with_traceback(None)
@@ -104,15 +113,21 @@ class AiohttpTransport:
 
     A kept-alive connection that the backend closed just as we used it is replaced silently, once and by a new one, as
     long as not one byte of an answer came.
+
+    Attributes:
+        unasked: connections closed because more came than was asked for (see Incoming).
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
-        self._pooled = _session(_Connector(timeouts.connect, keepalive_timeout=30))
-        self._fresh = _session(_Connector(timeouts.connect, force_close=True))
+        self.unasked = 0
+        self._pooled = _session(_Connector(timeouts.connect, self._close_one, keepalive_timeout=30))
+        self._fresh = _session(_Connector(timeouts.connect, self._close_one, force_close=True))
 
-    async def send(self, request: UpstreamRequest, ready: Ready | None = None) -> UpstreamResponse:
+    async def send(
+        self, request: UpstreamRequest, ready: Ready | None = None, went: Went | None = None
+    ) -> UpstreamResponse:
         """See Transport."""
-        going = _Going(ready)
+        going = _Going(ready, went)
         _going.set(going)
         try:
             return await self._send(self._pooled, request, going)
@@ -123,6 +138,9 @@ class AiohttpTransport:
         """See Transport."""
         await self._pooled.close()
         await self._fresh.close()
+
+    def _close_one(self) -> None:
+        self.unasked += 1
 
     async def _send(self, session: aiohttp.ClientSession, request: UpstreamRequest, going: _Going) -> UpstreamResponse:
         """Raises what `send` does, and _Stale."""
@@ -144,10 +162,11 @@ class AiohttpTransport:
 class _Going:
     """A request on its way; `reused` says that its connection had carried another one before."""
 
-    __slots__ = ("ready", "reused")
+    __slots__ = ("ready", "reused", "went")
 
-    def __init__(self, ready: Ready | None) -> None:
+    def __init__(self, ready: Ready | None, went: Went | None) -> None:
         self.ready = ready
+        self.went = went
         self.reused = False
 
 
@@ -163,8 +182,9 @@ class _Connector(aiohttp.TCPConnector):
     """Has `seconds` for a connection, from its name to the end of the handshake, and says of one whether it is a used
     one. aiohttp's tracing does, too, and takes a tenth of a millisecond of every request for it."""
 
-    def __init__(self, seconds: float, **options: Any) -> None:
+    def __init__(self, seconds: float, unasked: Callable[[], None], **options: Any) -> None:
         super().__init__(limit=0, ttl_dns_cache=30, resolver=Resolver(), **options)
+        self._factory = partial(Incoming, self._loop, unasked)  # type: ignore[assignment]
         self._seconds = seconds
         self._used: WeakSet[object] = WeakSet()
 
@@ -191,6 +211,8 @@ class _Connector(aiohttp.TCPConnector):
             going.reused = True
         else:
             self._used.add(protocol)
+        if going.went is not None:
+            going.went()
         return connection
 
 
