@@ -7,6 +7,7 @@ everything rq does work there too. While the slot moves, Redis counts as down. U
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import Any
 
@@ -131,15 +132,30 @@ class _Reset:
 
     async def connect(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return await super().connect(*arguments, **options)  # type: ignore[misc]
+            found = await super().connect(*arguments, **options)  # type: ignore[misc]
         except RuntimeError as error:
             raise RedisConnectionError("the connection is gone") from error
+        _end_with_the_other_side(self._writer)  # type: ignore[attr-defined]
+        return found
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
         try:
             return await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
         except RuntimeError as error:
             raise RedisConnectionError("the connection is gone") from error
+
+
+def _end_with_the_other_side(writer: asyncio.StreamWriter | None) -> None:
+    """asyncio keeps a connection that the other side has closed until somebody writes to it; a pool may never."""
+    protocol: Any = None if writer is None else writer.transport.get_protocol()
+    if isinstance(protocol, asyncio.StreamReaderProtocol) and "eof_received" not in vars(protocol):
+        reads = type(protocol).eof_received
+
+        def ended() -> bool:
+            reads(protocol)
+            return False
+
+        protocol.eof_received = ended  # type: ignore[method-assign]
 
 
 class _Connection(sentinel.SentinelManagedConnection):

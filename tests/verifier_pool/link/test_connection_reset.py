@@ -8,10 +8,15 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
+import pytest
 import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from tests.support.valkey import Valkey
+from tests.support.waiting import until
 from verifier_pool.link.connection import connect_async
 
 AT_ONCE = struct.pack("ii", 1, 0)
@@ -57,3 +62,23 @@ def test_a_connection_that_is_reset_while_it_is_made_is_a_connection_error() -> 
     with resetting() as url:
         uvloop.run(ask(url, errors))
     assert errors == {"ConnectionError": 1000}
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_ends_with_its_server(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    """Also one that is in no use, and may never be again."""
+
+    async def outlive() -> None:
+        with Valkey() as valkey:
+            redis = connect_async(valkey.url, timeout=5.0, connect_timeout=5.0)
+            assert await redis.ping()
+            (idle,) = redis.connection_pool._available_connections
+            assert idle._writer is not None
+            transport = idle._writer.transport
+            assert not transport.is_closing()
+        await until(transport.is_closing)
+        with pytest.raises(RedisConnectionError):
+            await redis.ping()
+        await redis.aclose()
+
+    run(outlive())
