@@ -11,6 +11,7 @@ from yarl import URL
 
 from policies.errors import SettingsError
 from policies.settings import BackendSettings, Settings
+from proxy.admin.hands import Hands
 from proxy.api.auth import Keys
 from proxy.backends.backend import Standing
 from proxy.backends.pool import Backends
@@ -30,6 +31,7 @@ from proxy.store import Store
 from proxy.tap import TokenStrings
 from proxy.uploads import Uploads
 from verifier_pool.link import connection
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.telemetry.tracing import Tracing
 
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
@@ -59,12 +61,15 @@ class Services:
     holding: Holding
     uploads: Uploads
     tracing: Tracing | None
+    hands: Hands
+    sealer: Sealer
 
     @classmethod
     async def start(
         cls, settings: Settings, redis_url: str, tokenizers: Mapping[str, TokenStrings], drain: Drain
     ) -> Services:
         """Make every part and start those that run on their own; needs a running event loop."""
+        sealer = Sealer.of(settings.storage)
         outage, metrics, backends = Outage(), Metrics(), Backends(settings)
         tracing = Tracing.open(settings.telemetry, "proxy")
         holding = Holding(settings.bounds.held_bytes)
@@ -102,6 +107,8 @@ class Services:
             holding=holding,
             uploads=Uploads(holding, metrics),
             tracing=tracing,
+            hands=Hands(redis_url, settings.durability),
+            sealer=sealer,
         )
         metrics.start(redis_url, settings)
         services.recorder.start()
@@ -146,6 +153,7 @@ class Services:
         await self.limiter.close()
         await self.store.close()
         await self.transport.close()
+        self.hands.close()
         await asyncio.to_thread(self.metrics.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

@@ -10,6 +10,7 @@ from policies.case import sha256
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
+from verifier_pool.link.endpoints import Directory
 from verifier_pool.parts import Parts
 from verifier_pool.profiles import name_of, read_profile
 from verifier_pool.reference import open_reference
@@ -42,6 +43,7 @@ class Context:
     profile_hashes: Mapping[str, str] = field(init=False)
     second_profile_hashes: Mapping[str, str] = field(init=False)
     parts: Parts = field(init=False)
+    directory: Directory = field(init=False)
     folded: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class Context:
         object.__setattr__(self, "vouching", Vouching(self.stages))
         ttl = self.settings.verification.evidence_ttl
         object.__setattr__(self, "parts", Parts(self.store.redis, ttl, self.store.sealer))
+        object.__setattr__(self, "directory", Directory(self.store.redis))
         names = {model: name_of(profile) for model, profile in self.profiles.items()}
         object.__setattr__(self, "profile_names", names)
         object.__setattr__(self, "profile_hashes", _hashes(self.profiles))

@@ -7,23 +7,21 @@ to the checked address under the original name (Host and SNI), so a name cannot 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 
 import httpx
+
+from policies.subscription import is_public, may_reach
 
 TIMEOUT_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 64 * 1024
 
-_CARRIERS = tuple(
-    ipaddress.ip_network(text) for text in ("2001::/32", "2002::/16", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24")
-)
-"""Ranges that carry an IPv4 address inside (Teredo, 6to4), and some that Python 3.11 still calls global."""
-_UNICAST = ipaddress.ip_network("2000::/3")
-"""All of IPv6 that is routed on the open internet; NAT64, IPv4-compatible and translated addresses lie outside."""
+_NAMES = ThreadPoolExecutor(16, "names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +45,45 @@ class BlockedAddress(Exception):
     """The receiver's name leads to an address that is not on the open internet."""
 
 
-def is_public(address: str) -> bool:
-    """Whether an IP address is on the open internet, whatever way it is written."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST:
-        return False
-    if any(ip in network for network in _CARRIERS if network.version == ip.version):
-        return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where an event may be sent, beside the open internet over https.
+
+    Attributes:
+        anywhere: the operator says so of a receiver of the operator's.
+        networks: that may be reached all the same, with http too. ports: none is any.
+    """
+
+    anywhere: bool = False
+    networks: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+    def check(self, url: httpx.URL, addresses: Sequence[str]) -> None:
+        """Raises BlockedAddress unless every one of the addresses may be connected to for the URL.
+
+        One bad address among good ones is how a name looks that is made to change its mind.
+        """
+        if self.anywhere:
+            return
+        if self.ports and _port(url) not in self.ports:
+            raise BlockedAddress
+        for address in addresses:
+            if not may_reach(address, self.networks):
+                raise BlockedAddress
+            if url.scheme != "https" and is_public(address):
+                raise BlockedAddress
 
 
-def post(url: str, headers: Mapping[str, str], body: bytes, *, allow_private: bool, now: float) -> Outcome:
+OPEN_INTERNET = Reach()
+
+
+def post(url: str, headers: Mapping[str, str], body: bytes, *, now: float, reach: Reach = OPEN_INTERNET) -> Outcome:
     """POST once; name, connection and answer together take at most fifteen seconds. Never raises.
 
     `now` in Unix seconds turns a dated `retry-after` into seconds.
     """
     try:
-        return asyncio.run(asyncio.wait_for(_post(httpx.URL(url), headers, body, allow_private, now), TIMEOUT_SECONDS))
+        return asyncio.run(asyncio.wait_for(_post(httpx.URL(url), headers, body, reach, now), TIMEOUT_SECONDS))
     except BlockedAddress:
         return Outcome(error="blocked_address")
     except TimeoutError:
@@ -75,8 +93,8 @@ def post(url: str, headers: Mapping[str, str], body: bytes, *, allow_private: bo
         return Outcome(error="unreachable")
 
 
-async def _post(url: httpx.URL, headers: Mapping[str, str], body: bytes, allow_private: bool, now: float) -> Outcome:
-    address = await _resolve(url, allow_private)
+async def _post(url: httpx.URL, headers: Mapping[str, str], body: bytes, reach: Reach, now: float) -> Outcome:
+    address = await _resolve(url, reach)
     sent = dict(headers) | {"host": url.netloc.decode("ascii")}
     async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
         request = client.build_request(
@@ -94,16 +112,22 @@ async def _post(url: httpx.URL, headers: Mapping[str, str], body: bytes, allow_p
     return Outcome(response.status_code, retry_after=_seconds(response.headers.get("retry-after"), now))
 
 
-async def _resolve(url: httpx.URL, allow_private: bool) -> str:
-    port = url.port or (443 if url.scheme == "https" else 80)
-    found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+async def _resolve(url: httpx.URL, reach: Reach) -> str:
+    """The address to connect to. The resolver has threads that nobody waits for: it may hang for longer than all else
+    may take."""
+    loop = asyncio.get_running_loop()
+    found = await loop.run_in_executor(
+        _NAMES, partial(socket.getaddrinfo, url.host, _port(url), type=socket.SOCK_STREAM)
+    )
     addresses = [str(entry[4][0]) for entry in found]
     if not addresses:
         raise OSError("no address")
-    # One bad address among good ones is how a rebinding name looks; refuse them all.
-    if not allow_private and not all(is_public(address) for address in addresses):
-        raise BlockedAddress
+    reach.check(url, addresses)
     return addresses[0]
+
+
+def _port(url: httpx.URL) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 def _seconds(value: str | None, now: float) -> float | None:

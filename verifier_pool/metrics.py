@@ -71,6 +71,12 @@ _deliveries.add(0, {"outcome": "delivered"})
 _delivery = METERS.histogram(
     "countersign.webhook.duration", "s", "Time a receiver took to answer", bounds=(*FAST, 10.0, 15.0)
 )
+_arrived = METERS.histogram(
+    "countersign.webhook.delay",
+    "s",
+    "Time until an event reached a webhook, failed tries included",
+    bounds=(0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 86_400.0, 259_200.0),
+)
 
 
 def stage_of(meta: object, default: str = OTHER) -> str:
@@ -111,9 +117,14 @@ def delivered(status: int | None, error: str, seconds: float) -> None:
     _delivery.record(seconds)
 
 
-def undelivered(why: str) -> None:
-    """An event was not sent at all, or what came of sending it."""
-    _deliveries.add(1, {"outcome": why})
+def undelivered(why: str, count: int = 1) -> None:
+    """Events were not sent at all, or what came of sending one."""
+    _deliveries.add(count, {"outcome": why})
+
+
+def arrived(seconds: float) -> None:
+    """An event reached a webhook so long after it was to be told."""
+    _arrived.record(max(0.0, seconds))
 
 
 class Reference:

@@ -39,13 +39,12 @@ def deciding(verification: Verification) -> Around:
     return _around(names.VERDICT, verification.get("trace"), of_verdict(verification))
 
 
-def delivering(verification: Verification | None, job: Job | None) -> Around:
-    """Around one try of a webhook."""
+def delivering(verification: Verification | None, job: Job | None, tries: int) -> Around:
+    """Around one try of a webhook, which is the how manieth."""
     if verification is None:
         return nullcontext()
     context, id = verification.get("trace"), str(verification["id"])
     _waited(context, job, {names.ID: id, names.STAGE: "webhook"})
-    tries = 1 if job is None else int(job.number_of_retries or 0) + 1
     return _around(names.WEBHOOK, context, {names.ID: id, names.TRY: tries}, role=SpanKind.CLIENT)
 
 

@@ -63,7 +63,7 @@ def _started(settings: Settings, arguments: argparse.Namespace, roles: Roles, st
         patience = settings.verification.job_timeout + 30
         return supervise(command, arguments.processes, stop, patience=patience, burst=arguments.burst)
     child = None
-    if settings.webhook is not None and arguments.only is None and not arguments.burst:
+    if arguments.only is None and not arguments.burst:
         webhooks.check_settings(settings.webhook)
         child = Child([*command, "--only", "webhooks"])
     following = Following(settings, path, roles.name, _fixed(roles))
@@ -96,8 +96,10 @@ def run(
             for number, each in enumerate(served)
         ]
 
+        told = None if child is None else webhooks.Anyone(connect(settings), settings)
+
         def tick() -> None:
-            if child is not None:
+            if child is not None and told:
                 child.keep()
 
         try:

@@ -1,14 +1,16 @@
+"""Events from the outbox to receivers: signed, tried again, rested, switched off, kept and sent anew."""
+
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 import pytest
 from redis import Redis
-from rq import Queue
-from rq.serializers import JSONSerializer
+from rq.job import Job
 
 from policies.errors import SettingsError
 from policies.settings import Settings
@@ -17,33 +19,46 @@ from tests.support.waiting import PATIENCE
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Answer, Receiver, listening, status
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool import RQ_PREFIX, webhooks, worker
-from verifier_pool.link import events
-from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, disabled_key
+from verifier_pool import RQ_PREFIX, delivery, webhooks, worker
+from verifier_pool.link import deliveries, delivery_log, endpoints, events
+from verifier_pool.link.deliveries import UNQUEUED, Delivery
+from verifier_pool.link.endpoints import SETTINGS, Directory
+from verifier_pool.link.fair import FairQueue
+from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, event_key
 from verifier_pool.store import Store
-from verifier_pool.webhooks import next_wait, verify_signature
+from verifier_pool.webhooks import next_wait, pause, verify_signature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 ID = "a" * 32
 
 
-def hooked(url: str, receiver: Receiver, retries: Sequence[int] = (0, 0)) -> Settings:
+def hooked(url: str, receiver: Receiver, retries: Sequence[int] = (0, 0), **more: Any) -> Settings:
     webhook = {"url": receiver.url, "secret": SECRET, "allow_private": True, "retries": list(retries)}
-    return settings(url, webhook=webhook)
+    return settings(url, webhook=webhook, **more)
 
 
-def run(redis: Redis, rules: Settings, *ids: str) -> Queue:
+def run(redis: Redis, rules: Settings, *ids: str) -> FairQueue:
     """Settle, then deliver until nothing waits."""
     store = Store(redis, verdict_ttl=600, webhook=True)
     for id in ids:
         store.settle(unverified(id, "backlog", {"owner": "secret-owner"}, 1_700_000_000.25), None)
     worker.run_webhooks(rules, threading.Event(), burst=True)
-    return Queue(WEBHOOK_QUEUE, connection=redis, serializer=JSONSerializer)
+    return FairQueue(WEBHOOK_QUEUE, connection=redis)
 
 
-def deliver(redis: Redis, url: str, *answers: Answer, retries: Sequence[int] = (0, 0)) -> tuple[Receiver, Queue]:
+def deliver(redis: Redis, url: str, *answers: Answer, retries: Sequence[int] = (0, 0)) -> tuple[Receiver, FairQueue]:
     with listening(Receiver(*answers)) as receiver:
         return receiver, run(redis, hooked(url, receiver, retries), ID)
+
+
+def log(redis: Redis) -> list[Delivery]:
+    return delivery_log.log(redis, SETTINGS)
+
+
+def state(redis: Redis, rules: Settings) -> dict[str, Any]:
+    endpoint = endpoints.of_settings(rules)
+    assert endpoint is not None
+    return delivery_log.state(redis, endpoint)
 
 
 def test_a_verdict_arrives_signed_and_without_its_owner(redis: Redis, valkey_url: str) -> None:
@@ -52,11 +67,14 @@ def test_a_verdict_arrives_signed_and_without_its_owner(redis: Redis, valkey_url
     assert verify_signature(SECRET, headers, body, time.time())
     message = orjson.loads(body)
     assert (message["type"], message["timestamp"]) == ("verification.completed", "2023-11-14T22:13:20.250+00:00")
-    assert message["data"]["id"] == ID
+    assert (message["data"]["id"], message["sequence"]) == (ID, 1)
     assert b"secret-owner" not in body
     assert headers["webhook-id"] == f"msg_{ID}"
     assert headers["content-type"] == "application/json"
     assert (redis.zcard(OUTBOX), len(queue.failed_job_registry)) == (0, 0)
+    (kept,) = log(redis)
+    assert (kept.status, kept.tries, kept.attempts[0]["status"]) == ("delivered", 1, 200)
+    assert not redis.exists(Job.key_for(f"webhook-{kept.id}"))
 
 
 def test_every_try_has_the_same_id_and_bytes(redis: Redis, valkey_url: str) -> None:
@@ -66,34 +84,66 @@ def test_every_try_has_the_same_id_and_bytes(redis: Redis, valkey_url: str) -> N
     assert {headers["webhook-id"] for headers, _ in receiver.requests} == {f"msg_{ID}"}
     assert all(verify_signature(SECRET, headers, body, time.time()) for headers, body in receiver.requests)
     assert len(queue.failed_job_registry) == 0
+    assert [each["status"] for each in log(redis)[0].attempts] == [500, 302, 204]
 
 
-@pytest.mark.parametrize(("word", "type"), [("reject", "rejected"), ("pass", "completed"), ("withheld", "completed")])
-def test_a_reject_is_an_event_of_its_own(word: str, type: str) -> None:
-    verification = unverified(ID, "x", {"owner": "secret-owner"}, 5.5) | {"verdict": word}
-    body = events.of_verdict(verification)
-    assert body == events.of_verdict(orjson.loads(orjson.dumps(verification)))
-    assert orjson.loads(body)["type"] == f"verification.{type}"
-    assert b"secret-owner" not in body
-
-
-@pytest.mark.parametrize("id", [ID, "event:" + ID])
-def test_what_expired_is_a_dead_letter(redis: Redis, valkey_url: str, id: str) -> None:
+def test_numbers_count_what_one_webhook_is_told(redis: Redis, valkey_url: str) -> None:
     with listening(Receiver(status(200))) as receiver:
-        redis.zadd(OUTBOX, {id: 1})
-        queue = run(redis, hooked(valkey_url, receiver))
-    assert queue.failed_job_registry.get_job_ids() == ["webhook-" + id.replace(":", "-")]
-    assert receiver.requests == []
+        rules = hooked(valkey_url, receiver)
+        run(redis, rules, ID, "b" * 32)
+        run(redis, rules, "c" * 32)
+    assert sorted(orjson.loads(body)["sequence"] for _, body in receiver.requests) == [1, 2, 3]
 
 
-def test_after_the_last_try_it_is_a_dead_letter(redis: Redis, valkey_url: str) -> None:
+@pytest.mark.parametrize(
+    ("taken", "word", "type"),
+    [
+        ([], "reject", "rejected"),
+        ([], "pass", "completed"),
+        ([], "withheld", "completed"),
+        (["verification.completed"], "reject", "completed"),
+        (["verification.rejected"], "reject", "rejected"),
+        (["verification.rejected"], "pass", None),
+        (["backend.suspect"], "reject", None),
+    ],
+)
+def test_a_verdict_is_one_event_for_a_webhook(taken: list[str], word: str, type: str | None) -> None:
+    verification = unverified(ID, "x", {"owner": "secret-owner"}, 5.5) | {"verdict": word}
+    happened = events.of_verdict(verification)
+    subscription = endpoints.Endpoint(id="x", url="", wanted={"events": taken}).subscription
+    found = happened.type_for(subscription)
+    assert found == (type and f"verification.{type}")
+    parts = happened.body("t")
+    assert parts == events.of_verdict(orjson.loads(orjson.dumps(verification))).body("t")
+    assert b"secret-owner" not in b"7".join(parts)
+    assert list(orjson.loads(b"7".join(parts))) == ["type", "timestamp", "sequence", "data"]
+
+
+def test_what_expired_before_anybody_was_told_is_counted(redis: Redis, valkey_url: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        for id in (ID, "event:" + ID):
+            redis.zadd(OUTBOX, {id: 1})
+        run(redis, hooked(valkey_url, receiver))
+    assert (redis.zcard(OUTBOX), receiver.requests, log(redis)) == (0, [], [])
+
+
+def test_after_the_last_try_it_is_a_dead_letter_and_can_be_sent_again(redis: Redis, valkey_url: str) -> None:
     receiver, queue = deliver(redis, valkey_url, status(503))
     assert len(receiver.requests) == 3
-    assert queue.failed_job_registry.get_job_ids() == [f"webhook-{ID}"]
-    with listening(Receiver(status(200))) as again:
-        queue.failed_job_registry.requeue(f"webhook-{ID}")
-        run(redis, hooked(valkey_url, again))
-        assert len(again.requests) == 1
+    assert queue.failed_job_registry.get_job_ids() == ["webhook-settings-1"]
+    assert log(redis)[0].status == "failed"
+    with listening(Receiver(status(200))) as later:
+        rules = hooked(valkey_url, later)
+        redis.hdel(deliveries.state_key(SETTINGS), "paused")
+        assert deliveries.again(redis, rules.deliveries, (), "settings-1") is None
+        assert "not over" in str(deliveries.again(redis, rules.deliveries, (), "settings-1"))
+        queue = run(redis, rules)
+    assert [body for _, body in later.requests] == [receiver.requests[0][1]]
+    assert later.requests[0][0]["webhook-id"] == receiver.requests[0][0]["webhook-id"]
+    assert len(queue.failed_job_registry) == 0
+    assert len(log(redis)[0].attempts) == 4
+    assert "expired" in str(deliveries.again(redis, rules.deliveries, (), "settings-7"))
+    assert "no such" in str(deliveries.again(redis, rules.deliveries, (), "settings"))
 
 
 def test_410_switches_the_receiver_off(redis: Redis, valkey_url: str) -> None:
@@ -101,8 +151,13 @@ def test_410_switches_the_receiver_off(redis: Redis, valkey_url: str) -> None:
         rules = hooked(valkey_url, receiver)
         queue = run(redis, rules, ID, "b" * 32)
         assert len(receiver.requests) == 1
-        assert set(queue.failed_job_registry.get_job_ids()) == {f"webhook-{ID}", f"webhook-{'b' * 32}"}
-        redis.delete(disabled_key(receiver.url))
+        assert len(queue.failed_job_registry) == 2
+        assert state(redis, rules)["disabled_reason"] == "gone"
+        moved = Receiver()
+        moved.url = "https://elsewhere.test/"
+        elsewhere = hooked(valkey_url, moved)
+        assert not state(redis, elsewhere)["disabled"]
+        assert delivery_log.resume(redis, SETTINGS)
         run(redis, rules, "c" * 32)
         assert len(receiver.requests) == 2
 
@@ -115,27 +170,161 @@ def test_waits_follow_the_schedule_with_bounded_jitter() -> None:
     assert next_wait((5,), 0, 1e12, 0.0) == webhooks.MAX_RETRY_AFTER
 
 
+def test_a_webhook_that_fails_rests_as_long_as_a_delivery_would() -> None:
+    failed, busy = delivery.Outcome(500), delivery.Outcome(429, retry_after=50.0)
+    assert [pause((5, 30, 86_400), failures, failed, 0.0) for failures in (0, 1, 2, 9)] == [5, 30, 3600, 3600]
+    assert [pause((5, 100), failures, busy, 0.0) for failures in (0, 1)] == [50, 100]
+    assert pause((), 3, failed, 0.5) == 0
+
+
 def test_retry_after_is_obeyed(redis: Redis, valkey_url: str) -> None:
     _, queue = deliver(redis, valkey_url, status(429, retry_after="77"))
     (job_id,) = queue.scheduled_job_registry.get_job_ids()
     due = queue.scheduled_job_registry.get_scheduled_time(job_id).timestamp()
-    assert 70 < due - time.time() < 80
+    assert 70 < due - log(redis)[0].attempts[0]["at"] < 80
+    assert log(redis)[0].status == "retrying"
 
 
-def test_a_verdict_handed_over_twice_is_queued_once(redis: Redis, valkey_url: str) -> None:
+class Days:
+    """A clock that the test turns, with jobs that wait becoming due."""
+
+    def __init__(self, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.time()
+        self._redis = redis
+        monkeypatch.setattr(webhooks, "clock", lambda: self.now)
+
+    def skip(self, queue: FairQueue) -> float:
+        """Until the next try; returns how long that was."""
+        registry = queue.scheduled_job_registry
+        (job,) = registry.get_job_ids()
+        self._redis.zadd(registry.key, {job: 0})
+        wait = (log(self._redis)[0].next or 0.0) - self.now
+        self.now += wait + 1
+        return wait
+
+
+def test_a_receiver_that_is_down_for_days(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = Days(redis, monkeypatch)
+    with listening(Receiver(status(503))) as receiver:
+        rules = hooked(valkey_url, receiver, webhooks.retries_of(settings(valkey_url), "x"))
+        queue, waits = run(redis, rules, ID), list[float]()
+        while len(queue.scheduled_job_registry):
+            waits.append(days.skip(queue))
+            run(redis, rules)
+        schedule = rules.deliveries.retries
+        assert len(receiver.requests) == len(schedule) + 1
+        assert all(least - 1 <= wait <= 1.1 * least + 1 for least, wait in zip(schedule, waits, strict=True))
+        assert 2 * 86_400 < sum(waits) < 4 * 86_400
+        assert len({body for _, body in receiver.requests}) == 1
+        assert len(queue.failed_job_registry) == 1
+        receiver.answers = [status(200)]
+        days.now += webhooks.MAX_PAUSE * 1.1
+        assert deliveries.again(redis, rules.deliveries, schedule, "settings-1") is None
+        run(redis, rules)
+    assert log(redis)[0].status == "delivered"
+    assert state(redis, rules)["failures"] == 0
+
+
+def test_others_wait_while_their_webhook_rests(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = Days(redis, monkeypatch)
+    with listening(Receiver(status(500), status(200))) as receiver:
+        rules = hooked(valkey_url, receiver, (60, 60))
+        queue = run(redis, rules, ID)
+        run(redis, rules, "b" * 32, "c" * 32)
+        assert len(receiver.requests) == 1
+        assert {each.tries for each in log(redis)} == {0, 1}
+        days.now += 200
+        for job in queue.scheduled_job_registry.get_job_ids():
+            redis.zadd(queue.scheduled_job_registry.key, {job: 0})
+        run(redis, rules)
+    assert {each.status for each in log(redis)} == {"delivered"}
+
+
+def test_one_that_fails_for_too_long_is_switched_off(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = Days(redis, monkeypatch)
+    with listening(Receiver(status(500))) as receiver:
+        rules = hooked(valkey_url, receiver, ())
+        run(redis, rules, ID)
+        assert not state(redis, rules)["disabled"]
+        days.now += rules.deliveries.disable_after + 1
+        run(redis, rules, "b" * 32)
+        assert state(redis, rules)["disabled_reason"] == "failing"
+
+
+def test_what_waits_for_too_long_is_given_up(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = Days(redis, monkeypatch)
+    with listening(Receiver(status(429, retry_after="20000"))) as receiver:
+        rules = hooked(valkey_url, receiver, (1,))
+        queue = run(redis, rules, ID)
+        run(redis, rules, "b" * 32)
+        days.now += deliveries.lifetime((1,))
+        redis.hset(deliveries.state_key(SETTINGS), "paused", str(days.now + 100))
+        for job in queue.scheduled_job_registry.get_job_ids():
+            redis.zadd(queue.scheduled_job_registry.key, {job: 0})
+        run(redis, rules)
+    assert len(receiver.requests) == 1
+    assert {each.status for each in log(redis)} == {"failed"}
+
+
+def test_what_is_too_much_for_a_webhook_is_dropped_and_leaves_a_gap(redis: Redis, valkey_url: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        rules = hooked(valkey_url, receiver, deliveries={"waiting": 2})
+        ids = [f"{n:032x}" for n in range(4)]
+        run(redis, rules, *ids)
+        run(redis, rules, ID)
+    assert sorted(orjson.loads(body)["sequence"] for _, body in receiver.requests) == [1, 2, 5]
+    assert state(redis, rules)["dropped"] == 2
+
+
+def test_the_log_is_bounded_and_expires(redis: Redis, valkey_url: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        rules = hooked(valkey_url, receiver, deliveries={"log": 3, "log_ttl": 100})
+        run(redis, rules, *[f"{n:032x}" for n in range(6)])
+    assert [each.number for each in log(redis)] == [6, 5, 4]
+    keys = redis.keys(deliveries.delivery_key("*")) + [deliveries.over_key(SETTINGS)]
+    assert len(keys) == 4
+    assert all(0 < redis.ttl(key) <= 100 for key in keys)
+    assert [each.number for each in delivery_log.log(redis, SETTINGS, limit=1, before=6)] == [5]
+    assert delivery_log.log(redis, SETTINGS, status="failed") == []
+
+
+def test_an_event_is_planned_once_whoever_dies_in_between(redis: Redis, valkey_url: str) -> None:
     store = Store(redis, verdict_ttl=600, webhook=True)
     rules = settings(valkey_url, webhook={"url": "https://x.test/", "secret": SECRET})
-    for _ in range(2):
-        redis.zadd(OUTBOX, {ID: 1})
-        assert webhooks.drain_outbox(store, rules) == 1
-    assert Queue(WEBHOOK_QUEUE, connection=redis, serializer=JSONSerializer).get_job_ids() == [f"webhook-{ID}"]
+    store.settle(unverified(ID, "backlog", None, 5.5), None)
+    happened = webhooks._happened(store, rules, ID)
+    endpoint = endpoints.of_settings(rules)
+    assert happened is not None and endpoint is not None
+    made = [deliveries.plan(redis, rules.deliveries, (), happened, [(endpoint, "t")], ID) for _ in range(2)]
+    assert made == [["settings-1"], []]
+    assert redis.zrange(UNQUEUED, 0, -1) == [b"settings-1"]
+    # Killed here: the next process queues it.
+    webhooks.drain_outbox(store, rules, Directory(redis))
+    assert (redis.zcard(UNQUEUED), FairQueue(WEBHOOK_QUEUE, connection=redis).get_job_ids()) == (
+        0,
+        ["webhook-settings-1"],
+    )
+
+
+def test_a_job_of_an_earlier_release_is_told_anew(redis: Redis, valkey_url: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        rules = hooked(valkey_url, receiver)
+        queue = FairQueue(WEBHOOK_QUEUE, connection=redis)
+        Store(redis, verdict_ttl=600).settle(unverified(ID, "backlog", None, 5.5), None)
+        queue.enqueue("verifier_pool.webhooks.deliver", ID, job_id=f"webhook-{ID}")
+        queue.enqueue("verifier_pool.webhooks.deliver", "we_x-5", job_id="webhook-we_x-5")
+        run(redis, rules)
+        run(redis, rules)
+    assert len(receiver.requests) == 1
 
 
 @pytest.mark.parametrize(
     ("webhook", "key"),
     [
-        ({"url": "https://x.test/", "secret": "hunter2"}, "webhook.secret"),
-        ({"url": "http://x.test/", "secret": SECRET}, "webhook.url"),
+        ({"url": "https://x.test/", "secret": "hunter2"}, r"webhook\.secret"),
+        ({"url": "http://x.test/", "secret": SECRET}, r"webhook\.url"),
     ],
 )
 def test_bad_settings_stop_the_start(webhook: dict[str, str], key: str) -> None:
@@ -144,22 +333,109 @@ def test_bad_settings_stop_the_start(webhook: dict[str, str], key: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_an_event_of_a_backend_is_told(redis: Redis, valkey_url: str) -> None:
+    redis.set(event_key(ID), events.stored("backend.suspect", 5.0, {"backend": "honest"}))
+    redis.zadd(OUTBOX, {f"event:{ID}": 5})
+    with listening(Receiver(status(200))) as receiver:
+        run(redis, hooked(valkey_url, receiver))
+    (said,) = [orjson.loads(body) for _, body in receiver.requests]
+    assert (said["type"], said["data"]["backend"]) == ("backend.suspect", "honest")
+    assert said["timestamp"] == "1970-01-01T00:00:05.000+00:00"
+
+
+def _configured(path: str, rules: Settings) -> str:
+    tree = rules.model_dump(mode="json", exclude_defaults=True)
+    if rules.webhook is not None:
+        tree["webhook"]["secret"] = SECRET
+    with open(f"{path}/countersign.yaml", "wb") as file:
+        file.write(orjson.dumps(tree))
+    return f"{path}/countersign.yaml"
+
+
 def test_the_worker_brings_its_own_webhook_process(redis: Redis, valkey_url: str, tmp_path: object) -> None:
-    config = f"{tmp_path}/countersign.yaml"
     with listening(Receiver(status(200))) as receiver:
         rules = hooked(valkey_url, receiver)
-        tree = rules.model_dump(mode="json", exclude_defaults=True)
-        tree["webhook"]["secret"] = SECRET
-        with open(config, "wb") as file:
-            file.write(orjson.dumps(tree))
         code = "import sys; from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
-        process = rig.start(code, "--config", config)
+        process = rig.start(code, "--config", _configured(str(tmp_path), rules))
         try:
             id = rig.submit(redis, rules, [answer()])
             rig.wait_until(lambda: receiver.requests)
             assert orjson.loads(receiver.requests[0][1])["data"]["id"] == id
-            assert redis.scard(RQ_PREFIX + ":workers") == 2
+            rig.wait_until(lambda: redis.scard(RQ_PREFIX + ":workers") == 1 + rules.deliveries.senders)
         finally:
             process.terminate()
             assert process.wait(PATIENCE) == 0
         assert redis.scard(RQ_PREFIX + ":workers") == 0
+
+
+def test_no_event_is_lost_over_kill_9(redis: Redis, valkey_url: str, tmp_path: object) -> None:
+    """Senders are killed while they send; every event arrives, with one body each."""
+    ids, got = [f"{n:032x}" for n in range(40)], threading.Event()
+
+    def slow(handler: Any) -> None:
+        got.set()
+        time.sleep(0.02)
+        status(200)(handler)
+
+    with listening(Receiver(slow)) as receiver:
+        path = _configured(str(tmp_path), hooked(valkey_url, receiver, (1, 1, 1), deliveries={"senders": 2}))
+        code = (
+            "import sys; from verifier_pool.loop import Loop; Loop.patience = 2; Loop.pulse = 0.5;"
+            "from verifier_pool import rq_job; rq_job.STRANDED_SECONDS = 1;"
+            "from verifier_pool.link import deliveries; deliveries.LEASE_SECONDS = 2;"
+            "from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
+        )
+        store = Store(redis, verdict_ttl=600, webhook=True)
+        for id in ids:
+            store.settle(unverified(id, "backlog", None, 5.5), None)
+        for _ in range(3):
+            got.clear()
+            process = rig.start(code, "--config", path, "--only", "webhooks")
+            assert got.wait(PATIENCE)
+            process.kill()
+            process.wait()
+        process = rig.start(code, "--config", path, "--only", "webhooks")
+        try:
+            rig.wait_until(lambda: {orjson.loads(body)["data"]["id"] for _, body in receiver.requests} == set(ids))
+            rig.wait_until(lambda: not redis.zcard(deliveries.waiting_key(SETTINGS)))
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    bodies = {(headers["webhook-id"], body) for headers, body in receiver.requests}
+    assert len(bodies) == len(ids)
+    assert {orjson.loads(body)["sequence"] for _, body in bodies} == set(range(1, len(ids) + 1))
+
+
+def test_a_receiver_that_stalls_holds_up_nobody_else(redis: Redis, valkey_url: str, tmp_path: object) -> None:
+    """One webhook takes requests and never answers; what is for another arrives meanwhile."""
+    stalled, over = threading.Event(), threading.Event()
+
+    def stall(handler: Any) -> None:
+        stalled.set()
+        over.wait(PATIENCE)
+
+    with listening(Receiver(stall)) as bad, listening(Receiver(status(200))) as good:
+        rules = hooked(valkey_url, good, deliveries={"networks": ["127.0.0.0/8"], "ports": []})
+        _register(redis, rules, bad.url)
+        path = _configured(str(tmp_path), rules)
+        code = "import sys; from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
+        process = rig.start(code, "--config", path, "--only", "webhooks")
+        try:
+            rig.wait_until(stalled.is_set)
+            store = Store(redis, verdict_ttl=600, webhook=True)
+            for n in range(5):
+                store.settle(unverified(f"{n:032x}", "backlog", None, 5.5), None)
+            rig.wait_until(lambda: len(good.requests) == 5)
+            assert len(bad.requests) <= 2
+        finally:
+            over.set()
+            process.kill()
+            process.wait()
+
+
+def _register(redis: Redis, rules: Settings, url: str) -> Callable[[], object]:
+    from verifier_pool.link import receivers
+    from verifier_pool.link.sealing import Sealer
+
+    house = receivers.House(redis, rules, Sealer())
+    return receivers.register(house, receivers.Asker("test"), url, {}).get

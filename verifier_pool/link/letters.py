@@ -20,8 +20,9 @@ from rq.utils import utcparse
 
 from policies.documents import document
 from verifier_pool import RQ_PREFIX
+from verifier_pool.link.deliveries import delivery_key
 from verifier_pool.link.fair import SUFFIXES, FairQueue
-from verifier_pool.link.queue import EVENT, WEBHOOK_QUEUE, intent_key, verdict_key
+from verifier_pool.link.queue import WEBHOOK_QUEUE, intent_key, verdict_key
 
 OURS = "countersign-"
 """How the names of our queues begin."""
@@ -37,7 +38,7 @@ class Letter:
     """One job that failed for good.
 
     Attributes:
-        id: of its generation, or of what a webhook tells (`event:ID` for an event about no generation).
+        id: of its generation, or of the event that a webhook is told.
         job, queue, stage: its job.
         reason: type of the exception that ended it; `AbandonedJobError` when its worker died too often.
         failed: Unix second.
@@ -122,7 +123,7 @@ def _of(queue: FairQueue) -> Iterator[Letter]:
     jobs = registry.get_job_ids()
     for start in range(0, len(jobs), _CHUNK):
         chunk = jobs[start : start + _CHUNK]
-        ids = [_generation(redis, queue.name, job) for job in chunk]
+        ids = _generations(redis, queue.name, chunk)
         pipeline = redis.pipeline(transaction=False)
         for job, id in zip(chunk, ids, strict=True):
             pipeline.hmget(Job.key_for(job), "ended_at", "takes", "meta")
@@ -155,12 +156,15 @@ def _letter(queue: str, job: str, id: str, fields: list[Any], results: list[Any]
     )
 
 
-def _generation(redis: Redis, queue: str, job: str) -> str:
-    """Id of what a job is about. A webhook's job spells `event:ID` with a dash."""
+def _generations(redis: Redis, queue: str, jobs: Sequence[str]) -> list[str]:
+    """Ids of what jobs are about. A webhook's job names a delivery, which knows; once that is gone, it is that."""
     if queue != WEBHOOK_QUEUE:
-        return job.partition("-")[0]
-    name = job.removeprefix("webhook-")
-    return EVENT + name.removeprefix("event-") if name.startswith("event-") else name
+        return [job.partition("-")[0] for job in jobs]
+    pipeline = redis.pipeline(transaction=False)
+    names = [job.removeprefix(f"{WEBHOOK}-") for job in jobs]
+    for name in names:
+        pipeline.hget(delivery_key(name), "event")
+    return [name if event is None else event.decode() for name, event in zip(names, pipeline.execute(), strict=True)]
 
 
 def _reason(text: str | None) -> str:

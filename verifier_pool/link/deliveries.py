@@ -1,0 +1,275 @@
+"""Events on their way to webhooks: from the outbox to one delivery per webhook, its tries, and what is kept of them.
+
+    webhook-delivery:ID     hash: one delivery. `event`, `about`, `type`, `created`, `body` (the very bytes that are
+                            sent), `status` (waiting, sending, retrying, delivered, failed), `tries`, `attempts` (JSON,
+                            the latest), `since` and `next` (Unix seconds)
+    webhook-state:WEBHOOK   hash: `sequence`, the last number given; `dropped`; `failures` in a row, `failing_since`,
+                            `paused` until when, `disabled` (gone, failing), `disabled_url`, `disabled_at`,
+                            `delivered_at`
+    webhook-waiting:WEBHOOK sorted set of its deliveries that are not over, scored by number
+    webhook-over:WEBHOOK    sorted set of those that are and are kept, likewise
+    webhook-sending:WEBHOOK sorted set of those that are being sent, scored by until when they may be
+    webhook-unqueued        sorted set of deliveries without a job, scored by the second since when
+
+A delivery's id is its webhook's with its number in the order in which that is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+from redis import Redis
+from rq import Retry
+from rq.job import Job
+
+from policies.settings import DeliverySettings
+from policies.subscription import TEST
+from verifier_pool import RQ_PREFIX
+from verifier_pool.link.delivery_scripts import AGAIN, BEGIN, END, PLAN
+from verifier_pool.link.endpoints import Endpoint
+from verifier_pool.link.events import Happened
+from verifier_pool.link.fair import LANES, FairQueue
+from verifier_pool.link.queue import OUTBOX, PREFIX, RETRY_SECONDS, WEBHOOK_JOB, WEBHOOK_QUEUE
+
+UNQUEUED = PREFIX + "webhook-unqueued"
+OVER = ("delivered", "failed")
+JOB_TIMEOUT = 60
+LEASE_SECONDS = 30
+"""Seconds after which a try is over whose sender died: longer than any takes."""
+MOST_ATTEMPTS = 20
+"""Tries of one delivery that are kept."""
+SLACK_SECONDS = 86_400
+_DELIVERY = PREFIX + "webhook-delivery:"
+_LOCK = PREFIX + "webhook-queueing"
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delivery as it is stored; see above."""
+
+    id: str
+    event: str
+    about: str
+    type: str
+    body: bytes
+    status: str
+    tries: int
+    attempts: tuple[dict[str, Any], ...]
+    created: float
+    since: float
+    next: float | None
+
+    @property
+    def endpoint(self) -> str:
+        """Id of its webhook."""
+        return self.id.rpartition("-")[0]
+
+    @property
+    def number(self) -> int:
+        """Its sequence number."""
+        return int(self.id.rpartition("-")[2])
+
+    def shown(self) -> dict[str, Any]:
+        """As the log of a webhook has it."""
+        return {
+            "object": "webhook.delivery",
+            "id": self.id,
+            "webhook_id": f"msg_{self.event}",
+            "sequence": self.number,
+            "type": self.type,
+            "about": self.about,
+            "status": self.status,
+            "created": self.created,
+            "tries": self.tries,
+            "next": self.next,
+            "attempts": list(self.attempts),
+        }
+
+
+def delivery_key(id: str) -> str:
+    """Key of a delivery."""
+    return _DELIVERY + id
+
+
+def state_key(endpoint: str) -> str:
+    """Key of a webhook's state."""
+    return f"{PREFIX}webhook-state:{endpoint}"
+
+
+def waiting_key(endpoint: str) -> str:
+    """Key of the deliveries that are not over."""
+    return f"{PREFIX}webhook-waiting:{endpoint}"
+
+
+def over_key(endpoint: str) -> str:
+    """Key of those that are."""
+    return f"{PREFIX}webhook-over:{endpoint}"
+
+
+def sending_key(endpoint: str) -> str:
+    """Key of those that are being sent."""
+    return f"{PREFIX}webhook-sending:{endpoint}"
+
+
+def job_of(id: str) -> str:
+    """Id of the job of a delivery."""
+    return f"webhook-{id}"
+
+
+def lifetime(retries: Sequence[int]) -> float:
+    """Seconds within which a delivery is over, whatever its receiver does."""
+    return sum(retries) * 1.1 + SLACK_SECONDS
+
+
+def plan(
+    redis: Redis,
+    rules: DeliverySettings,
+    retries: Sequence[int],
+    happened: Happened,
+    targets: Sequence[tuple[Endpoint, str]],
+    entry: str = "",
+) -> list[str]:
+    """Make a delivery of an event for each webhook, and take its entry out of the outbox, all or nothing; returns the
+    deliveries' ids. Fewer than `targets` where others wait there already, none where somebody did it before.
+
+    Args:
+        targets: webhooks, each with the type of its message.
+        retries: the longest of theirs.
+    """
+    keys = [OUTBOX, UNQUEUED]
+    kept = round(lifetime(retries)) + rules.log_ttl
+    arguments: list[Any] = [entry, f"{time.time():.3f}", kept, rules.waiting, _DELIVERY, happened.id, happened.about]
+    for endpoint, type in targets:
+        keys += [state_key(endpoint.id), waiting_key(endpoint.id)]
+        arguments += [endpoint.id, type, *happened.body(type)]
+    return [id.decode() for id in cast("list[bytes]", redis.eval(PLAN, len(keys), *keys, *arguments))]
+
+
+def test(redis: Redis, rules: DeliverySettings, retries: Sequence[int], endpoint: Endpoint, id: str, by: str) -> str:
+    """Send a webhook an event that says nothing; returns the delivery's id, '' where too many wait before it."""
+    happened = Happened(id, "", "", time.time(), {"by": by}, TEST)
+    return next(iter(plan(redis, rules, retries, happened, [(endpoint, TEST)])), "")
+
+
+def queue_up(redis: Redis, rules: DeliverySettings) -> int:
+    """Queue a job for every delivery that has none; returns how many. One process does it at a time."""
+    queue = FairQueue(WEBHOOK_QUEUE, connection=redis)
+    if not redis.set(_LOCK, b"", nx=True, ex=10):
+        return 0
+    try:
+        ids = [id.decode() for id in cast("list[bytes]", redis.zrange(UNQUEUED, 0, _BATCH - 1))]
+        for start in range(0, len(ids), 50):
+            with redis.pipeline() as pipeline:
+                pipeline.multi()  # rq wants to begin it
+                for id in ids[start : start + 50]:
+                    _enqueue(queue, pipeline, rules, id)
+                pipeline.execute()
+        return len(ids)
+    finally:
+        redis.delete(_LOCK)
+
+
+def _enqueue(queue: FairQueue, pipeline: Any, rules: DeliverySettings, id: str) -> None:
+    job = job_of(id)
+    # Of an earlier round, where it is sent again.
+    pipeline.delete(Job.key_for(job), f"{RQ_PREFIX}:results:{job}")
+    pipeline.zrem(queue.failed_job_registry.key, job)
+    queue.enqueue(
+        WEBHOOK_JOB,
+        id,
+        pipeline=pipeline,
+        job_id=job,
+        description=f"deliver {id}",
+        job_timeout=JOB_TIMEOUT,
+        result_ttl=0,
+        failure_ttl=rules.log_ttl,
+        # Spent only when a process is killed at it; what receivers answer is counted with the delivery.
+        retry=Retry(max=len(RETRY_SECONDS), interval=list(RETRY_SECONDS)),
+        meta={"lane": len(LANES), "tenant": id.rpartition("-")[0], "tokens": 1, "size": 0},
+    )
+    pipeline.zrem(UNQUEUED, id)
+
+
+def begin(redis: Redis, delivery: Delivery, url: str, most: int, now: float) -> tuple[str, str, int]:
+    """Whether it may be tried now; see `delivery_scripts.BEGIN`."""
+    keys = [delivery_key(delivery.id), state_key(delivery.endpoint), sending_key(delivery.endpoint)]
+    keys.append(waiting_key(delivery.endpoint))
+    arguments: list[Any] = [delivery.id, f"{now:.3f}", f"{now + LEASE_SECONDS:.3f}", most, url]
+    word, more, waiting = cast("list[Any]", redis.eval(BEGIN, len(keys), *keys, *arguments))
+    return word.decode(), more.decode(), int(waiting)
+
+
+def end(
+    redis: Redis,
+    delivery: Delivery,
+    rules: DeliverySettings,
+    now: float,
+    *,
+    status: str,
+    url: str = "",
+    outcome: str = "",
+    attempt: Mapping[str, Any] | None = None,
+    next: float | None = None,
+    paused: float = 0.0,
+) -> str:
+    """Note what came of a delivery or of a try (`attempt`); returns why its webhook was switched off by it, or ''."""
+    attempts = [*delivery.attempts, *([] if attempt is None else [attempt])][-MOST_ATTEMPTS:]
+    tries = delivery.tries + (outcome != "")
+    endpoint = delivery.endpoint
+    keys = [delivery_key(delivery.id), state_key(endpoint), sending_key(endpoint), waiting_key(endpoint)]
+    keys.append(over_key(endpoint))
+    arguments: list[Any] = [delivery.id, f"{now:.3f}", outcome, status, orjson.dumps(attempts), tries]
+    arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, rules.log, _DELIVERY]
+    arguments += [f"{paused:.3f}", url, rules.disable_after]
+    return cast(bytes, redis.eval(END, len(keys), *keys, *arguments)).decode()
+
+
+def again(redis: Redis, rules: DeliverySettings, retries: Sequence[int], id: str) -> str | None:
+    """Send a delivery again that is over, with the same id and the same bytes; returns why not, None where it is."""
+    endpoint, _, number = id.rpartition("-")
+    if not number.isdecimal():
+        return "there is no such delivery"
+    keys = [delivery_key(id), waiting_key(endpoint), over_key(endpoint), UNQUEUED]
+    kept = round(lifetime(retries)) + rules.log_ttl
+    said = cast(bytes, redis.eval(AGAIN, len(keys), *keys, id, f"{time.time():.3f}", kept, number)).decode()
+    if said == "again":
+        return None
+    return f"it is not over: {said}" if said else "what was to be sent expired"
+
+
+def find(redis: Redis, id: str) -> Delivery | None:
+    """A delivery, None where there is none (any more)."""
+    return read(id, cast("dict[bytes, bytes]", redis.hgetall(delivery_key(id))))
+
+
+def read(id: str, stored: Mapping[bytes, bytes]) -> Delivery | None:
+    """A delivery as its hash holds it."""
+    if not stored or b"body" not in stored:
+        return None
+    held = {name.decode(): value for name, value in stored.items()}
+    text = {name: held.get(name, b"").decode() for name in ("event", "about", "type", "status")}
+    attempts = orjson.loads(held.get("attempts") or b"[]")
+    times = {name: second(held.get(name, b"").decode()) for name in ("created", "since", "next")}
+    return Delivery(
+        id,
+        text["event"],
+        text["about"],
+        text["type"],
+        held["body"],
+        text["status"],
+        int(held.get("tries", b"0")),
+        tuple(attempts),
+        times["created"] or 0.0,
+        times["since"] or 0.0,
+        times["next"],
+    )
+
+
+def second(text: str | None) -> float | None:
+    """A Unix second as it is stored; nothing is None."""
+    return float(text) if text else None

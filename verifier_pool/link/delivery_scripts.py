@@ -1,0 +1,116 @@
+"""What becomes of an event in Redis, each step whole: planned, begun, tried, over, sent again."""
+
+from __future__ import annotations
+
+PLAN = """
+if ARGV[1] ~= '' and redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return {} end
+local made, at = {}, 8
+for n = 1, (#ARGV - 7) / 4 do
+  local state, waiting = KEYS[1 + 2 * n], KEYS[2 + 2 * n]
+  local number = redis.call('HINCRBY', state, 'sequence', 1)
+  if redis.call('ZCARD', waiting) >= tonumber(ARGV[4]) then
+    redis.call('HINCRBY', state, 'dropped', 1)
+  else
+    local id = ARGV[at] .. '-' .. number
+    redis.call('HSET', ARGV[5] .. id, 'event', ARGV[6], 'about', ARGV[7], 'type', ARGV[at + 1], 'created', ARGV[2],
+      'body', ARGV[at + 2] .. number .. ARGV[at + 3], 'status', 'waiting', 'tries', 0, 'since', ARGV[2])
+    redis.call('EXPIRE', ARGV[5] .. id, ARGV[3])
+    redis.call('ZADD', waiting, number, id)
+    redis.call('ZADD', KEYS[2], ARGV[2], id)
+    made[#made + 1] = id
+  end
+  at = at + 4
+end
+return made
+"""
+"""Lua: take an event out of the outbox and make a delivery of it for every webhook that is told, or nothing where
+somebody did it before. A number is given even to what is dropped, so that whoever counts sees it.
+
+KEYS: `outbox`, `webhook-unqueued`, and of each webhook its state and what waits for it. ARGV: the entry of the outbox
+('' for none), Unix second, seconds that a delivery is kept, how many may wait, how keys of deliveries begin, the
+event's id, what it is about, and of each webhook its id, the type, and the body before and after its number. Returns
+ids.
+"""
+
+BEGIN = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status then return {'gone', '0', 0} end
+if status == 'delivered' or status == 'failed' then return {'over', '0', 0} end
+local off = redis.call('HGET', KEYS[2], 'disabled')
+if off and redis.call('HGET', KEYS[2], 'disabled_url') == ARGV[5] then return {'off', off, 0} end
+local waiting = redis.call('ZCARD', KEYS[4])
+local paused = redis.call('HGET', KEYS[2], 'paused')
+if paused and tonumber(paused) > tonumber(ARGV[2]) then return {'paused', paused, waiting} end
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ARGV[2])
+local failures = redis.call('HGET', KEYS[2], 'failures') or '0'
+local most = failures == '0' and tonumber(ARGV[4]) or 1
+if redis.call('ZCARD', KEYS[3]) >= most and not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
+  return {'busy', '0', waiting}
+end
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+redis.call('EXPIRE', KEYS[3], 600)
+redis.call('HSET', KEYS[1], 'status', 'sending')
+return {'send', failures, waiting}
+"""
+"""Lua: whether a delivery may be tried now, and if so, note it: one at a time at a webhook that fails.
+
+KEYS: the delivery, the webhook's state, those that are being sent to it, what waits for it. ARGV: id, Unix second,
+until when this try may take, how many may be sent at once, the URL. Returns a word, with `off` why, with `paused` until
+when, with `send` how often it failed lately; and how many wait.
+"""
+
+END = """
+redis.call('ZREM', KEYS[3], ARGV[1])
+local known = redis.call('EXISTS', KEYS[1]) == 1
+local outcome, status, now = ARGV[3], ARGV[4], ARGV[2]
+if known then
+  redis.call('HSET', KEYS[1], 'status', status, 'attempts', ARGV[5], 'tries', ARGV[6], 'next', ARGV[7])
+  if status == 'delivered' or status == 'failed' then
+    redis.call('ZREM', KEYS[4], ARGV[1])
+    redis.call('ZADD', KEYS[5], ARGV[8], ARGV[1])
+    redis.call('EXPIRE', KEYS[1], ARGV[9])
+    redis.call('EXPIRE', KEYS[5], ARGV[9])
+    local over = redis.call('ZCARD', KEYS[5]) - tonumber(ARGV[10])
+    if over > 0 then
+      for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, over - 1)) do redis.call('DEL', ARGV[11] .. id) end
+      redis.call('ZREMRANGEBYRANK', KEYS[5], 0, over - 1)
+    end
+  end
+end
+if outcome == 'good' then
+  redis.call('HDEL', KEYS[2], 'failures', 'failing_since', 'paused')
+  redis.call('HSET', KEYS[2], 'delivered_at', now)
+elseif outcome == 'bad' or outcome == 'gone' then
+  redis.call('HSETNX', KEYS[2], 'failing_since', now)
+  redis.call('HINCRBY', KEYS[2], 'failures', 1)
+  redis.call('HSET', KEYS[2], 'paused', ARGV[12])
+  local why = outcome == 'gone' and 'gone'
+  if tonumber(now) - tonumber(redis.call('HGET', KEYS[2], 'failing_since')) > tonumber(ARGV[14]) then
+    why = why or 'failing'
+  end
+  if why then redis.call('HSET', KEYS[2], 'disabled', why, 'disabled_url', ARGV[13], 'disabled_at', now) end
+  return why or ''
+end
+return ''
+"""
+"""Lua: note what came of a delivery, or of a try.
+
+KEYS: those of `BEGIN`, what is over. ARGV: id, Unix second; `good`, `bad`, `gone` (410) or '' of what the receiver
+did; status, tries as JSON, their number, Unix second of the next one; its sequence number, seconds and number of what
+is kept of those that are over, how their keys begin; until when nothing else is tried, the URL, seconds of failures
+after which it is switched off. Returns why it was switched off now, or ''.
+"""
+
+AGAIN = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'delivered' and status ~= 'failed' then return status or '' end
+redis.call('HSET', KEYS[1], 'status', 'waiting', 'tries', 0, 'since', ARGV[2], 'next', '')
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+redis.call('ZADD', KEYS[4], ARGV[2], ARGV[1])
+return 'again'
+"""
+"""Lua: send again what is over. KEYS: the delivery, what waits, what is over, `webhook-unqueued`. ARGV: id, Unix
+second, seconds that it is kept, its sequence number. Returns `again`, or how it is instead ('' where it is not kept).
+"""

@@ -1,0 +1,199 @@
+"""Webhooks that clients and admins registered: their records in Redis, secrets, and who may hear what.
+
+    webhooks          hash: by id a webhook as JSON (`Endpoint`); its secrets are sealed (`link.sealing`)
+    webhooks-version  another text after each change of `webhooks`
+
+The webhook of the settings is one of them, called `settings`, and in no hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+from redis import Redis
+
+from policies.settings import ClientKey, Settings, StoredKey
+from policies.subscription import Subscription
+from verifier_pool.link import keys, trail
+from verifier_pool.link.queue import ENDPOINTS, PREFIX
+from verifier_pool.link.sealing import Sealer
+
+VERSION = PREFIX + "webhooks-version"
+SETTINGS = "settings"
+"""Id of the webhook that the settings name."""
+MOST = 10_000
+"""Webhooks in all."""
+MOST_SECRETS = 5
+OVERLAP = 86_400
+"""Seconds for which a secret signs on after it was replaced."""
+_SECRET_BYTES = 32
+
+
+class Secret(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One secret: sealed, in base64; it signs until that Unix second, None is for good."""
+
+    sealed: str
+    until: float | None = None
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One webhook.
+
+    Attributes:
+        owner: SHA-256 of the client key whose it is, '' for the operator's, which hears of all; `key`: that key's name.
+        wanted: what it takes, `Subscription` as JSON has it.
+        secrets: the latest first.
+        created: Unix second.
+    """
+
+    id: str
+    url: str
+    owner: str = ""
+    key: str = ""
+    wanted: dict[str, Any] = {}
+    secrets: tuple[Secret, ...] = ()
+    created: float = 0.0
+
+    @property
+    def subscription(self) -> Subscription:
+        """What it takes."""
+        return Subscription.model_validate(self.wanted)
+
+
+_decoder = msgspec.json.Decoder(Endpoint)
+
+
+def new_id() -> str:
+    """An id that nobody can guess."""
+    return "we_" + secrets.token_hex(12)
+
+
+def new_secret() -> str:
+    """A secret as Standard Webhooks have it."""
+    return "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+
+
+def sealed(sealer: Sealer, id: str, secret: str, until: float | None = None) -> Secret:
+    """A secret as it is stored with the webhook of that id."""
+    return Secret(base64.b64encode(sealer.seal(secret.encode(), _about(id))).decode(), until)
+
+
+def secrets_of(endpoint: Endpoint, sealer: Sealer, settings: Settings, now: float) -> str:
+    """The secrets that sign at that time, with spaces between. Raises SealError where the latest cannot be opened."""
+    if endpoint.id == SETTINGS:
+        return "" if settings.webhook is None else settings.webhook.secret.get_secret_value()
+    current = [each for each in endpoint.secrets if each.until is None or each.until > now]
+    return " ".join(sealer.open(base64.b64decode(each.sealed), _about(endpoint.id)).decode() for each in current)
+
+
+def rotated(endpoint: Endpoint, sealer: Sealer, secret: str, now: float, overlap: float) -> Endpoint:
+    """The webhook with another secret; the present ones sign for `overlap` seconds more, or as long as they would."""
+    until = now + overlap
+    old = [Secret(each.sealed, until if each.until is None else min(each.until, until)) for each in endpoint.secrets]
+    kept = [each for each in old if each.until is not None and each.until > now][: MOST_SECRETS - 1]
+    return msgspec.structs.replace(endpoint, secrets=(sealed(sealer, endpoint.id, secret), *kept))
+
+
+def of_settings(settings: Settings) -> Endpoint | None:
+    """The webhook of the settings: it takes everything."""
+    webhook = settings.webhook
+    return None if webhook is None else Endpoint(id=SETTINGS, url=webhook.url, wanted={})
+
+
+def every(redis: Redis, settings: Settings) -> list[Endpoint]:
+    """All webhooks, that of the settings first, the others as they were made."""
+    found = [each for each in map(_read, cast("list[bytes]", redis.hvals(ENDPOINTS))) if each is not None]
+    own = of_settings(settings)
+    return [*([] if own is None else [own]), *sorted(found, key=lambda each: (each.created, each.id))]
+
+
+def one(redis: Redis, settings: Settings, id: str) -> tuple[Endpoint | None, str]:
+    """A webhook, None where there is none or it cannot be read, and how it is stored."""
+    if id == SETTINGS:
+        return of_settings(settings), ""
+    stored = cast("bytes | None", redis.hget(ENDPOINTS, id))
+    return _read(stored or b""), (stored or b"").decode(errors="surrogateescape")
+
+
+def any_registered(redis: Redis) -> bool:
+    """Whether there is any beside that of the settings."""
+    return bool(redis.exists(ENDPOINTS))
+
+
+def change(redis: Redis, settings: Settings, id: str, before: str, after: Endpoint | None, entry: str) -> bool:
+    """Put a webhook in the place of what was stored, durably, with its entry in the audit log; false where that has
+    changed. Raises NotDurable where it was done and may be lost."""
+    written = "" if after is None else msgspec.json.encode(after).decode()
+    names, arguments = trail.change_arguments(
+        (ENDPOINTS, VERSION), id, before, written, entry, settings.admin.audit_entries
+    )
+    return trail.change(redis, settings.durability, names, arguments)
+
+
+class Directory:
+    """The webhooks as a sender needs them, read anew when they change; and the client keys, every two seconds."""
+
+    KEYS_SECONDS = 2.0
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._version: bytes | None = None
+        self._endpoints: dict[str, Endpoint] = {}
+        self._keys: dict[str, StoredKey] = {}
+        self._looked = float("-inf")
+
+    def all(self, settings: Settings) -> dict[str, Endpoint]:
+        """By id."""
+        version = cast("bytes | None", self._redis.get(VERSION))
+        if version != self._version or version is None:
+            found = every(self._redis, settings)
+            self._endpoints = {each.id: each for each in found if each.id != SETTINGS}
+            self._version = version
+        own = of_settings(settings)
+        return ({} if own is None else {SETTINGS: own}) | self._endpoints
+
+    def may_hear(self, endpoint: Endpoint, settings: Settings, *, of: str | None) -> bool:
+        """Whether a webhook may be told something: of the key whose SHA-256 is `of`, or of a backend (None).
+
+        The operator's hear everything. What the key of another may no longer see it is not told any more, whatever it
+        was registered for.
+        """
+        if not endpoint.owner:
+            return True
+        key = self._key(endpoint.owner, settings)
+        if key is None:
+            return False
+        return (key.admin and (of is None or endpoint.wanted.get("everyone") is True)) or of == endpoint.owner
+
+    def _key(self, sha256: str, settings: Settings) -> ClientKey | None:
+        """The client key that lets somebody in now."""
+        if time.monotonic() > self._looked + self.KEYS_SECONDS:
+            found, _ = keys.read(cast("list[bytes]", self._redis.hvals(keys.KEYS)))
+            self._keys = {key.sha256: key for key in found}
+            self._looked = time.monotonic()
+        declared = next((key for key in settings.keys if key.sha256 == sha256), None)
+        stored = self._keys.get(sha256)
+        return declared or (stored if stored is not None and stored.usable(time.time()) else None)
+
+
+def owned(found: Sequence[Endpoint], owner: str) -> list[Endpoint]:
+    """Those of a client key."""
+    return [each for each in found if each.owner == owner]
+
+
+def _about(id: str) -> bytes:
+    return f"{ENDPOINTS}:{id}".encode()
+
+
+def _read(stored: bytes) -> Endpoint | None:
+    try:
+        found = _decoder.decode(stored)
+        _ = found.subscription
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return found
