@@ -24,6 +24,7 @@ from policies.settings import BoundsSettings
 from proxy import http10
 from proxy.drain import BREAK_OFF
 from proxy.relay.asgi import LINGER_SECONDS, refuse_body
+from proxy.relay.downlink import PASS_ON, PassOn
 from proxy.tap.rawjson import write
 
 _PER_HEADER = 4
@@ -185,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._served = cycle
         if cycle.scope["http_version"] == http10.VERSION:
             cycle.__class__ = http10.UntilClosed
-        cycle.scope["extensions"] = {BREAK_OFF: {"now": self.break_off}}
+        cycle.scope["extensions"] = {BREAK_OFF: {"now": self.break_off}, PASS_ON: {"now": _passing_on(cycle)}}
         super()._start_asgi_task(cycle, app)
 
     def _tell_that_it_is_over(self) -> None:
@@ -248,6 +249,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._patience = None
         if not self.transport.is_closing():
             self._refuse(RequestTimeout(f"the request's head took over {self.bounds.head_seconds:g} seconds"))
+
+
+def _passing_on(cycle: RequestResponseCycle) -> PassOn:
+    """`cycle.send` of a part of a body that is not the last one, where that does not have to wait."""
+
+    def pass_on(data: bytes | None) -> bool:
+        ready = bool(
+            cycle.response_started
+            and cycle.chunked_encoding
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+        )
+        if ready and data:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return ready
+
+    return pass_on
 
 
 class _Refusal:

@@ -13,12 +13,13 @@ from policies.errors import ApiError, StoreUnavailable, UpstreamFailed, Upstream
 from policies.verification import pending, unverified
 from proxy.generation import CLIENT_ERROR, ENDPOINT, NO_ANSWER, STORE_UNAVAILABLE
 from proxy.relay import headers as names
-from proxy.relay.aside import aside
+from proxy.relay.aside import aside, sized
 from proxy.relay.clock import Clock
 from proxy.relay.downlink import Downlink
 from proxy.relay.encoding import Decoder, Identity
 from proxy.relay.record import Record
 from proxy.relay.slices import SLICE, Stint, slices
+from proxy.relay.through import Through, usual
 from proxy.relay.transport import UpstreamResponse
 from proxy.room import Overloaded
 from proxy.services import Services
@@ -72,13 +73,20 @@ class Answer:
         self._clock = clock
         self._headers = headers
 
-    async def pump(self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None) -> ApiError | None:
-        """Feed the tap until the answer is over; returns what broke it, if something did."""
+    async def pump(
+        self, response: UpstreamResponse, tap: Tap, sink: Sink, limit: int | None, *, through: bool = False
+    ) -> ApiError | None:
+        """Feed the tap until the answer is over; returns what broke it, if something did. `through` says that all the
+        sink does with what is usual is to send it to the client."""
         clock, record, decoder, down = self._clock, self.record, self.decoder, self.down
         weighed, stint = _WEIGHED, Stint()
         try:
             async with clock.deadline() as deadline, self.services.holding.answer(self.generation.backend) as part:
-                while data := await clock.reading(response.read(), deadline):
+                passing, take = None, None
+                if through and usual(tap, decoder):
+                    passing = Through(tap, record, down, clock, deadline, weighed)
+                    take = passing.take
+                while data := await clock.reading(response.read(take), deadline):
                     with stint:
                         for piece in _pieces(decoder, data, tap):
                             record.received += len(piece)
@@ -92,6 +100,8 @@ class Answer:
                             if record.received >= weighed:
                                 weighed = record.received + _WEIGHED
                                 part.weigh(tap.held)
+                                if passing is not None:
+                                    passing.most = weighed
                             if tap.begun:
                                 clock.began()
                             if out:
@@ -140,6 +150,10 @@ class Answer:
             return tap.close(fault_of(error))
         with self.record.away():
             return await aside(partial(tap.close, fault_of(error)))
+
+    async def show(self, data: bytes) -> None:
+        """See Record.show."""
+        await sized(len(data), partial(self.record.show, data))
 
     async def verdict(self) -> dict[str, Any]:
         """The verification, or what can be said of it within the inline wait."""

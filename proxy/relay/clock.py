@@ -133,7 +133,7 @@ class Clock:
         self._timeouts = timeouts
         self._began = time.monotonic()
         self._over = self._began + timeouts.total
-        self._held = 0.0
+        self._held = self._since = 0.0
         self._limit: Limit | None = None
         self._up: float | None = None
         self._first: float | None = None
@@ -198,14 +198,21 @@ class Clock:
     async def reading(self, what: Awaitable[bytes], deadline: Deadline) -> bytes:
         """One read from the backend; moves the deadline to when this read must be over, and away afterwards."""
         assert self._up is not None
-        start = time.monotonic()
+        self._since = start = time.monotonic()
         wait = self._up + self._held + self._timeouts.first_byte if self._first is None else start + self._timeouts.idle
         deadline.until(min(wait, self._over))
         data = await what
         deadline.until(None)
         self._last = time.monotonic()
-        self.waited += self._last - start
+        self.waited += self._last - self._since
         return data
+
+    def passed(self, arrived: float, deadline: Deadline) -> None:
+        """What arrived then was dealt with, while `reading` waits on: for more of it from here on."""
+        self._last = arrived
+        self.waited += arrived - self._since
+        self._since = time.monotonic()
+        deadline.until(min(self._since + self._timeouts.idle, self._over))
 
     def began(self) -> None:
         """What was read last began the answer; from here `idle` counts."""

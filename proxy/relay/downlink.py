@@ -11,6 +11,10 @@ from starlette.types import Message, Send
 from proxy.relay.clock import Clock
 
 Headers = Sequence[tuple[bytes, bytes]]
+PassOn = Callable[[bytes | None], bool]
+PASS_ON = "countersign.pass_on"
+"""ASGI extension: `now` is called with a part of the body that is not its last. Returns whether it was sent: not where
+that had to wait for the client, nor before the head or after the end. Without a part it says whether one would be."""
 PING = b": ping\n\n"
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -25,13 +29,14 @@ class Downlink:
             a stream from there on.
     """
 
-    def __init__(self, send: Send, clock: Clock, keepalive: float) -> None:
+    def __init__(self, send: Send, clock: Clock, keepalive: float, pass_on: PassOn | None = None) -> None:
         self.status = 0
         self.delivered = False
         self.pinged = False
         self.send = send
         self._clock = clock
         self._keepalive = keepalive
+        self._pass_on = pass_on
         # Without comments there is only one writer.
         self._turn = asyncio.Lock() if keepalive else None
         self._spoke = asyncio.get_running_loop().time()
@@ -58,6 +63,16 @@ class Downlink:
             self._clock.showing()
         message = {"type": "http.response.body", "body": data, "more_body": not last}
         await self._clock.writing(self.send(message) if self._turn is None else self._say(message))
+
+    @property
+    def ready(self) -> bool:
+        """Whether `pass_on` would send something now, which needs a client that takes it and nobody else who writes."""
+        return self._pass_on is not None and self._turn is None and not self.delivered and self._pass_on(None)
+
+    def pass_on(self, data: bytes) -> None:
+        """As `write`, at once; where `ready`."""
+        assert self._pass_on is not None
+        self._pass_on(data)
 
     @contextmanager
     def kept_alive(self, stream: bool, headers: Callable[[Headers], Headers]) -> Iterator[None]:

@@ -28,6 +28,7 @@ from proxy.limits.limiter import Admission
 from proxy.relay import headers as names
 from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, unless_client_leaves
 from proxy.relay.body import LARGE, Body
+from proxy.relay.downlink import PASS_ON
 from proxy.relay.exchange import Exchange, shutting_down
 from proxy.services import Services, header_map
 from proxy.uploads import Upload
@@ -104,11 +105,12 @@ class RelayEndpoint:
             operator=client.operator,
             request=body.sha256,
         )
+        pass_on = ((scope.get("extensions") or {}).get(PASS_ON) or {}).get("now")
         if client.limits is None:
-            return _Admitted(Exchange(services, generation, body, headers, route, send))
+            return _Admitted(Exchange(services, generation, body, headers, route, send, pass_on))
         cost = cost_of(body, services.settings.models[body.model])
         admission = await services.limiter.admit(client, cost)
-        exchange = Exchange(services, generation, body, headers, route, telling(send, admission.headers))
+        exchange = Exchange(services, generation, body, headers, route, telling(send, admission.headers), pass_on)
         admission.used = partial(_taken, exchange, cost)
         return _Admitted(exchange, admission)
 

@@ -9,19 +9,20 @@ from collections.abc import Mapping
 
 from starlette.types import Send
 
-from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, VerificationFailed
+from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.generation import Generation
 from proxy.relay.attempt import AskAnother, Attempt
 from proxy.relay.body import Body
 from proxy.relay.clock import Clock
-from proxy.relay.downlink import Downlink
+from proxy.relay.downlink import Downlink, PassOn
 from proxy.relay.record import Record
 from proxy.relay.refusal import reason_of
 from proxy.relay.reply import Reply
 from proxy.relay.traced import TracedAttempt
 from proxy.responses import aside
+from proxy.room import Overloaded
 from proxy.services import Services
 from verifier_pool.link.telemetry.tracing import here
 
@@ -50,13 +51,14 @@ class Exchange:
         headers: Mapping[bytes, bytes],
         route: Route,
         send: Send,
+        pass_on: PassOn | None = None,
     ) -> None:
         self._services = services
         self._body = body
         self._headers = headers
         self._route = route
         self._clock = Clock(services.settings.timeouts)
-        self.down = Downlink(send, self._clock, services.settings.relay.keepalive)
+        self.down = Downlink(send, self._clock, services.settings.relay.keepalive, pass_on)
         self._retried: str | None = None
         self._rejected = self._counted = False
         self._attempt = self._begin(generation)
@@ -160,8 +162,11 @@ class Exchange:
 
     def _cut_status(self) -> int:
         """What stands for an answer that its client did not get to the end of: by whose doing."""
-        if self._attempt.reply.broken:
-            return UpstreamFailed.status
+        reply = self._attempt.reply
+        if reply.broken:
+            if reply.given_up:
+                return Overloaded.status
+            return UpstreamTimeout.status if reply.timed_out else UpstreamFailed.status
         return BackendUnavailable.status if self._services.drain.over else _CLIENT_LEFT_STATUS
 
     def _account(self) -> None:

@@ -12,6 +12,7 @@ from proxy.relay.answer import Answer
 from proxy.relay.refusal import Declined, retryable, status_of
 from proxy.relay.transport import UpstreamResponse, finish
 from proxy.relay.whole import deliver
+from proxy.tap.base import LARGE
 from proxy.tap.types import Tap
 
 _FINISH_SECONDS = 0.5
@@ -31,10 +32,13 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
             await down.start(response.status, answer.our_headers(headers))
         if tap.erred:
             data = record.secret.mask(data, error=True)
-        record.show(data)
+        if len(data) <= LARGE:
+            record.show(data)
+        else:
+            await answer.show(data)
         await down.write(data)
 
-    error = await answer.pump(response, tap, sink, None)
+    error = await answer.pump(response, tap, sink, None, through=True)
     if tap.done.endswith(_HALF_ENDED) and error is None:
         await _last_byte(answer, response, tap)
     rest = record.secret.mask(await answer.close(tap, error), error=tap.erred)
@@ -97,7 +101,7 @@ def _over(answer: Answer, tap: Tap, error: ApiError | None) -> None:
 
 async def _end(answer: Answer, response: UpstreamResponse, tap: Tap, rest: bytes, *, whole: bool) -> None:
     """What is left of a stream; the inline verdict goes before the terminal frame."""
-    answer.record.show(rest + tap.done)
+    await answer.show(rest + tap.done)
     answer.record.evidence()
     if tap.cut:
         # An end without the last chunk is an error to every client.

@@ -21,6 +21,7 @@ from policies.settings import TimeoutSettings
 from proxy.begun import Begun
 from proxy.patience import Patience
 from proxy.relay.incoming import Incoming, rest_of
+from proxy.relay.passing import Take, read
 from proxy.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class UpstreamResponse(Protocol):
     status: int
     headers: Headers
 
-    async def read(self) -> bytes:
-        """Whatever has arrived, at least one byte; `b""` at the end. Raises UpstreamFailed when it broke off."""
+    async def read(self, take: Take | None = None) -> bytes:
+        """Whatever has arrived, at least one byte; `b""` at the end. What arrives while it is waited for is offered to
+        `take`, and not returned where that deals with it. Raises UpstreamFailed when it broke off."""
 
     def when_whole(self, then: Callable[[], None]) -> None:
         """Call it once the last byte has arrived, read or not; maybe at once, and never where it breaks off."""
@@ -86,11 +88,11 @@ class AiohttpResponse:
         self.status = response.status
         self.headers: Headers = response.raw_headers
 
-    async def read(self) -> bytes:
+    async def read(self, take: Take | None = None) -> bytes:
         """See UpstreamResponse."""
         content = self._response.content
         try:
-            return await content.readany()
+            return await read(content, take)
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             # aiohttp forgets what came before it broke off.
             if rest := rest_of(content):

@@ -32,6 +32,10 @@ class Guarded(ABC):
             said = self._give_up()
             return said if self.streamed else b""
 
+    def pass_on(self, data: bytes) -> bytes | None:
+        """See Tap."""
+        return None
+
     def close(self, fault: str | None = None) -> bytes:
         """The backend ended, cleanly or with a fault; what is left for the client."""
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.tap.alike import Alike
+from proxy.tap.alike import Alike, Said
 from proxy.tap.allowed import Allowed
 from proxy.tap.base import LARGE, BaseTap, error_frame
 from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
@@ -49,16 +49,23 @@ class StreamTap(BaseTap):
         """Bytes from the backend in, bytes for the client out."""
         if self.failed or self._closed:
             return b""
-        if self._alike is not None and self._splitter.idle and not self.done:
-            data, shown = self._read_alike(self._alike, data)
-            return shown + self._read(data) if data else shown
-        return self._read(data)
+        found, at = self._found_alike(data)
+        shown = self._taken(found, at)
+        return shown + self._read(data[at:]) if at < len(data) else shown
 
-    def _read_alike(self, alike: Alike, data: bytes) -> tuple[bytes, bytes]:
-        """Events that are like one before them, from the first on: the rest of the data, and the client's events."""
+    def pass_on(self, data: bytes) -> bytes | None:
+        """See Tap."""
+        found, at = self._found_alike(data)
+        return self._taken(found, at) if at == len(data) else None
+
+    def _found_alike(self, data: bytes) -> tuple[list[tuple[bytes, Said]], int]:
+        """Events that are like one before them, from the first on, and where the rest begins."""
+        found: list[tuple[bytes, Said]] = []
+        alike, at = self._alike, 0
+        if alike is None or self.done or self.failed or self._closed or not self._splitter.idle:
+            return found, at
         if not data.endswith(_BLANK) or b"\r" in data or self._fed + len(data) > self.allowed.stream:
-            return data, b""
-        shown, at = [], 0
+            return found, at
         while at < len(data):
             # One character is found much faster than two.
             end = data.find(b"\n", at)
@@ -66,11 +73,19 @@ class StreamTap(BaseTap):
             said = alike.read(event) if data.startswith(_BLANK, end) else None
             if said is None:
                 break
-            self.collector.alike(alike.index, event, said.chunk)
-            shown.append(said.shown)
+            found.append((event, said))
             at = end + len(_BLANK)
-        self._fed += at
-        return data[at:], b"".join(shown)
+        return found, at
+
+    def _taken(self, found: list[tuple[bytes, Said]], size: int) -> bytes:
+        """They are part of the answer; returns the client's events."""
+        if not found:
+            return b""
+        assert self._alike is not None
+        self._fed += size
+        for event, said in found:
+            self.collector.alike(self._alike.index, event, said.chunk)
+        return found[0][1].shown if len(found) == 1 else b"".join([said.shown for _, said in found])
 
     def _read(self, data: bytes) -> bytes:
         """Any events."""

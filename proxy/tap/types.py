@@ -98,6 +98,10 @@ class Tap(Protocol):
     def feed(self, data: bytes) -> bytes:
         """Bytes from the backend in, bytes for the client out (may be empty)."""
 
+    def pass_on(self, data: bytes) -> bytes | None:
+        """What `feed` returns, of a stream that goes on as it did before; None, and nothing is done, where it does not,
+        or that cannot be told at once."""
+
     def settle(self) -> None:
         """What `feed` returned is on its way: do what it put off for that. Not to be called is no harm."""
 
