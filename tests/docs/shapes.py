@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from policies import jws, receipt
 from tests.docs.pages import Block
 from tests.docs.trial import CHEAT, CHEATED, MODEL, Trial
 from verifier_pool.link import events
@@ -18,6 +19,7 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 STANDING = "a decision about a backend"
 KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "verification": lambda tree: tree.get("object") == "verification",
+    "receipt": lambda tree: tree.get("schema") == receipt.SCHEMA,
     "error": lambda tree: set(tree) == {"error"},
     "event": lambda tree: set(tree) == {"type", "timestamp", "data"},
     "chat request": lambda tree: {"model", "messages"} <= set(tree),
@@ -53,6 +55,13 @@ class Live:
         return [self.ask(model).json()["countersign"] for model in (MODEL, CHEATED)]
 
     @cached_property
+    def receipts(self) -> list[dict[str, Any]]:
+        """What their receipts say."""
+        keys = jws.keys_in(self.http.get("/.well-known/countersign-keys.json").json())
+        told = [self.http.get(f"/v1/verifications/{each['id']}/receipt").json() for each in self.verifications]
+        return [dict(receipt.verify_receipt(each["receipt"], keys).statement) for each in told]
+
+    @cached_property
     def error(self) -> dict[str, Any]:
         """Any of the proxy's own."""
         tree: dict[str, Any] = self.http.get("/v1/verifications/" + "0" * 32).json()
@@ -78,6 +87,8 @@ def compare(block: Block, live: Live) -> None:
     kind, tree = kind_of(block)
     if kind == "verification":
         assert any(_fits(tree, given) for given in live.verifications), block.where
+    elif kind == "receipt":
+        assert any(_fits(tree, given) for given in live.receipts), block.where
     elif kind == "error":
         assert _fits(tree, live.error), block.where
     elif kind == "event":

@@ -109,6 +109,7 @@ def test_json_is_what_a_running_stack_takes_and_gives(stack: Trial) -> None:
         honest, cheating = (given["verdict"] for given in live.verifications)
         assert honest in ("pass", "inconclusive")
         assert cheating == "reject"
+        assert len(live.receipts) == 2
         for block in pages.every_block("json"):
             shapes.compare(block, live)
 
