@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("verifier_pool.audit_command", "what admins changed, and who"),
     "profile": ("verifier_pool.profile_command", "files: make signing keys; show, sign and verify a profile"),
     "noise": ("benchmarks.noise.command", "find the sampling noise of a backend, or accept a changed one"),
-    "verify": ("verifier_pool.verify", "judge evidence files again, offline"),
+    "verify": ("verifier_pool.verify", "check an evidence bundle, or judge evidence again, offline"),
     "bench": ("benchmarks.command", "measure what verification costs"),
     "lmcv": ("benchmarks.lmcv.command", "LMCV's offline pipeline: prompts, evidence, replay, verdicts"),
     "attack": ("benchmarks.adversary.command", "run a cheating backend to test against"),

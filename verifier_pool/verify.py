@@ -1,94 +1,174 @@
-"""`countersign verify FILE…`: judges packed evidence again, offline, with nothing but the files and the settings."""
+"""`countersign verify FILE…`: is an answer what it is said to be? Offline, without a network, a GPU or the model.
+
+An evidence bundle (GET /v1/verifications/{id}/evidence) is checked as a third party would: the signature, the hashes,
+its place in the operator's log, and whether the evidence, judged again, leads to the very verdict that was signed.
+Packed evidence, which nobody signed, is judged again by your own settings. What the numbers of a report mean is in
+docs/evidence.md.
+
+exit code  0  a bundle is verified, whatever its verdict; evidence is neither rejected nor withheld
+           1  evidence that nobody signed is rejected or withheld
+           2  wrong usage       3  wrong settings or keys
+           4  unreadable: no bundle and no evidence, cut off, or another spelling
+           5  bad signature     6  the key is none that you trust, or you named none
+           7  a hash does not fit: request, answer, replay or profile is another one
+           8  the verdict cannot be derived from the evidence
+           9  not shown to be in the operator's log
+          10  changed after it was written (the checksum alone)
+
+Of several files, the first that is not 0 counts.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from policies import codec
-from policies.errors import CountersignError, EvidenceError
-from policies.profile import Profile
-from policies.settings import Settings
-from policies.verification import Verification, encode, public
-from verifier_pool.context import NO_MODEL, open_references, read_profiles
-from verifier_pool.judge import judge, replay_choices
-from verifier_pool.reference.base import Reference
-from verifier_pool.runtime import read_settings
+from policies.bundle import MAX_BYTES, is_bundle
+from policies.errors import EvidenceError, ReceiptError, SettingsError
+from policies.examination import Examination, Outcome, as_json, examine
+from policies.jws import keys_in
+from policies.report import page
+from policies.report.text import as_lines
+from policies.verification import public
+from verifier_pool.terminal import plain, print_lines
+
+if TYPE_CHECKING:
+    from verifier_pool.verify_evidence import Judging
+
+REJECTED = 1
+_ZSTD = b"\x28\xb5\x2f\xfd"
+"""How packed evidence begins. Nothing else is worth starting a reference for."""
+_PIN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Judge files; returns 0 when none is rejected, withheld or unreadable, else 1. Raises SettingsError."""
-    arguments = _parser().parse_args(list(argv))
-    settings = _settings(arguments.config)
-    references = {} if arguments.no_replay else open_references(settings)
-    clean = True
-    try:
-        profiles = read_profiles(settings)
+    """Check files; returns the exit code, as the module tells them. Raises SettingsError."""
+    parser = _parser()
+    arguments = parser.parse_args(list(argv))
+    if arguments.html and len(arguments.files) > 1:
+        parser.error("--html takes one bundle")
+    trusted = _trusted(arguments.keys)
+    code = 0
+    with contextlib.ExitStack() as stack:
+        judging: Judging | None = None
         for path in arguments.files:
-            try:
-                verification = verify_file(path, settings, references, profiles)
-            except CountersignError as error:
-                print(f"{path}: {error}", file=sys.stderr)
-                clean = False
+            data = _read(path)
+            if data is not None and is_bundle(data):
+                found = _bundle(path, data, trusted, arguments)
+                code = code or found
                 continue
-            print(encode(public(verification)).decode() if arguments.json else as_table(path, verification))
-            clean = clean and verification["verdict"] not in ("reject", "withheld")
-    finally:
-        for reference in references.values():
-            reference.close()
-    return 0 if clean else 1
+            if data is not None and data.startswith(_ZSTD) and judging is None and not arguments.html:
+                from verifier_pool.verify_evidence import Judging
+
+                judging = stack.enter_context(Judging(arguments.config, replay=not arguments.no_replay))
+            found = _evidence(path, data, judging, arguments)
+            code = code or found
+    return code
 
 
-def verify_file(
-    path: Path, settings: Settings, references: Mapping[str, Reference], profiles: Mapping[str, Profile]
-) -> Verification:
-    """Judge one file of packed evidence, with a replay where its model has a reference.
+def _bundle(path: Path, data: bytes, trusted: dict[str, bytes], arguments: argparse.Namespace) -> int:
+    spelling, digest = _tokenizer(arguments.tokenizer)
+    found = examine(data, trusted, any_key=arguments.any_key, spelling=spelling, tokenizer=digest)
+    if arguments.html:
+        _write(arguments.html, page(found))
+    _show(str(path), found, arguments.json)
+    return int(found.outcome)
 
-    Raises:
-        EvidenceError: the file cannot be read, or holds no evidence.
-    """
+
+def _evidence(path: Path, data: bytes | None, judging: Judging | None, arguments: argparse.Namespace) -> int:
+    if data is None or judging is None or not data.startswith(_ZSTD):
+        why = "cannot be read" if data is None else "neither an evidence bundle nor packed evidence"
+        print(f"{plain(path)}: {why}", file=sys.stderr)
+        return int(Outcome.UNREADABLE)
+    from verifier_pool.verify_evidence import as_lines as evidence_lines
+
     try:
-        choices = codec.unpack(path.read_bytes())
+        verification = judging.judge(data)
+    except EvidenceError as error:
+        print(f"{plain(path)}: {plain(error)}", file=sys.stderr)
+        return int(Outcome.UNREADABLE)
+    print_lines([json.dumps(public(verification))] if arguments.json else evidence_lines(str(path), verification))
+    return REJECTED if verification["verdict"] in ("reject", "withheld") else 0
+
+
+def _show(name: str, found: Examination, as_data: bool) -> None:
+    # ASCII alone: no character of an answer reaches a terminal unescaped.
+    print_lines(
+        [json.dumps({"file": name, **as_json(found)})] if as_data else [plain(each) for each in as_lines(name, found)]
+    )
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
     except OSError as error:
-        raise EvidenceError(error.strerror or "cannot be read") from error
-    if not choices:
-        raise EvidenceError("holds no choice")
-    name = choices[0].model
-    model, reference = settings.models.get(name, NO_MODEL), references.get(name)
-    replays = None if reference is None else replay_choices(choices, reference, experts=model.experts is not None)
-    return judge(choices, model=model, profile=profiles.get(name), replays=replays)
+        raise SettingsError("--html", f"a file that can be written, not {str(path)!r} ({error.strerror})") from error
 
 
-def as_table(path: Path, verification: Verification) -> str:
-    """A few lines for a terminal: the verdict, then one line per check with its metrics."""
-    title = f"{path}  {verification['verdict']}  {verification['model']} on {verification['backend']}"
-    rows = [
-        f"  {check['name']:<10} {check['result']:<13} {_details(check)}".rstrip() for check in verification["checks"]
-    ]
-    return "\n".join([title, *rows])
+def _trusted(given: Sequence[str]) -> dict[str, bytes]:
+    """Keys by `kid`: those of JWK sets, and pins, whose keys are taken from the bundle. Raises SettingsError."""
+    found: dict[str, bytes] = {}
+    for each in given:
+        path = Path(each)
+        if not path.exists() and _PIN.fullmatch(each):
+            found.setdefault(each, b"")
+            continue
+        expected = "a file with a JWK set, as /.well-known/countersign-keys.json has it, or a key's thumbprint"
+        try:
+            keys = keys_in(json.loads(path.read_bytes()))
+        except (OSError, ValueError, RecursionError, ReceiptError) as error:
+            raise SettingsError("--keys", f"{expected}, not {each!r} ({type(error).__name__})") from error
+        if not keys:
+            raise SettingsError("--keys", f"{expected}; {each!r} holds no Ed25519 key")
+        found |= keys
+    return found
 
 
-def _details(check: Mapping[str, object]) -> str:
-    metrics = check["metrics"]
-    assert isinstance(metrics, Mapping)
-    shown = [f"{name}={value:.4g}" for name, value in metrics.items() if isinstance(value, int | float)]
-    return "  ".join(filter(None, [str(check["reason"]), " ".join(shown)]))
+def _tokenizer(path: Path | None) -> tuple[Any, str]:
+    if path is None:
+        return None, ""
+    from verifier_pool.tokenizer import TokenizerSpelling
 
-
-def _settings(config: str | None) -> Settings:
-    """The settings if there are any; evidence can be judged without."""
-    if config is None and "COUNTERSIGN_CONFIG" not in os.environ and not Path("countersign.yaml").exists():
-        return Settings.model_validate({})
-    return read_settings(config)
+    try:
+        spelling = TokenizerSpelling.load(path)
+    except (OSError, ValueError) as error:
+        expected = f"a readable tokenizer.json or its folder, not {str(path)!r}"
+        raise SettingsError("--tokenizer", expected) from error
+    return spelling, spelling.sha256
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="countersign verify", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="packed evidence")
-    parser.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
-    parser.add_argument("--no-replay", action="store_true", help="only the checks that need no reference")
-    parser.add_argument("--json", action="store_true", help="one line of JSON per file instead of a table")
+    text, _, codes = (__doc__ or "").partition("\n\nexit code")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="countersign verify", description=text, epilog="exit code" + codes, formatter_class=form
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="an evidence bundle, or packed evidence")
+    parser.add_argument(
+        "--keys",
+        action="append",
+        default=[],
+        metavar="FILE|THUMBPRINT",
+        help="the operator's keys: a JWK set in a file, or the thumbprint of one key; may be repeated",
+    )
+    parser.add_argument("--any-key", action="store_true", help="do not ask whose key a bundle is signed with")
+    parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="ask this tokenizer, not what it said then")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the bundle as a page there, too")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per file")
+    parser.add_argument("--config", help="settings for evidence that nobody signed (default: as for other commands)")
+    parser.add_argument("--no-replay", action="store_true", help="such evidence: only checks that need no reference")
     return parser

@@ -119,7 +119,7 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
         f"<td>{escaped(cut(outcome_words(check), 2000))}</tr>"
         for check in checks
     ]
-    return lines(["<table>", "<tr><th>check<th>result<th>in words</tr>", *rows, "</table>"])
+    return lines(['<table class="words">', "<tr><th>check<th>result<th>in words</tr>", *rows, "</table>"])
 
 
 def _class(result: object) -> str:
@@ -148,7 +148,7 @@ def _proof(found: Examination) -> str:
         f"{'holds' if each.fault is None else 'fails'}<td>{escaped(each.words)}</tr>"
         for each in found.findings
     ]
-    table = ["<table class=findings>", "<tr><th>about<th>it<th>in words</tr>", *rows, "</table>"]
+    table = ['<table class="words findings">', "<tr><th>about<th>it<th>in words</tr>", *rows, "</table>"]
     return lines(["<h2>What was checked of the file</h2>", *table, f"<p class=note>{escaped(TRUST)}</p>"])
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import bundle, jws
-from policies.distance import calibration_rows
+from policies import bundle, distance, jws, margin
 from policies.examination import Outcome, examine
 from policies.judging import Declared, Grounds
 from policies.profile import Profile, ProfileKey, fit
@@ -26,7 +25,8 @@ DECLARED = Declared(VOCABULARY, 2048, (EOS,))
 def profile() -> Profile:
     key = ProfileKey("smollm2", CPU, "bf16", REFERENCE)
     honest = [*replayed("single")[4:], *replayed("batch")]
-    return fit([row for each in honest for row in calibration_rows(*each, arm="one")], key)
+    rows = [row for each in honest for row in distance.calibration_rows(*each, arm="one")]
+    return fit(rows + [row for each in honest for row in margin.calibration_rows(*each, arm="one")], key)
 
 
 @cache
