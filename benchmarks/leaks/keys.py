@@ -26,7 +26,7 @@ DECLARED: Mapping[str, str] = {
     _PREFIX + "(keys|backends)-version": "one",
     _PREFIX + "backends": "backends that an admin changed",
     _PREFIX + "receipt-keys": "what signs receipts, and what signed earlier, as often as an admin rotated",
-    _PREFIX + "log(-tiles:.*)?": "the log of receipts: 32 bytes of each verdict, for good",
+    _PREFIX + "log(-last|-tiles:.*)?": "the log of receipts: 32 bytes of each verdict, for good",
     _PREFIX + "audit-log": "what admins did, up to `admin.audit_entries`",
 }
 """Keys that stay, as regular expressions, and why each is bounded."""

@@ -22,7 +22,7 @@ from tests.support.running import settings_for
 from tests.verifier_pool.rig import Pool
 from verifier_pool import context
 from verifier_pool.link.queue import evidence_key
-from verifier_pool.link.receipts import LOG, tiles_key
+from verifier_pool.link.receipts import LOG
 from verifier_pool.link.signing import RECEIPT_KEYS
 from verifier_pool.store import Store
 
@@ -253,7 +253,6 @@ def test_a_damaged_log_and_one_out_of_reach_are_our_trouble(make: Callable[..., 
     id = embed(rig).headers["x-countersign-id"]
     rig.http.get("/v1/log/head?covering=1").raise_for_status()
     rig.redis.hset(LOG, "size", 300)
-    rig.redis.hdel(tiles_key(0), "1")
     answer = rig.http.get("/v1/log/head?covering=300")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
     assert rig.http.get(f"/v1/verifications/{id}/receipt").status_code == 200

@@ -21,7 +21,7 @@ from policies.errors import NotFound, ReceiptError
 from policies.merkle import SIZE, Span, Subtree
 from policies.settings import DurabilitySettings
 from verifier_pool.link import durable
-from verifier_pool.link.receipts import LOG, TILE, Stored, tiles_key
+from verifier_pool.link.receipts import LAST, LOG, TILE, Stored, tiles_key
 from verifier_pool.link.signing import Signer
 
 MOST_ENTRIES = 1024
@@ -237,8 +237,16 @@ class Log:
     def _rows(self, level: int, tiles: Sequence[int]) -> list[bytes]:
         if not tiles:
             return []
-        found = cast("list[bytes | None]", self.redis.hmget(tiles_key(level), [str(tile) for tile in tiles]))
-        return [row or b"" for row in found]
+        # In one step: what was last may be a whole tile a moment later.
+        with self.redis.pipeline(transaction=True) as pipeline:
+            pipeline.hmget(tiles_key(level), [str(tile) for tile in tiles])
+            pipeline.get(LAST)
+            pipeline.hget(LOG, "size")
+            found, last, size = pipeline.execute()
+        known = {tile: row for tile, row in zip(tiles, found, strict=True) if row is not None}
+        if level == 0 and last is not None:
+            known.setdefault(int(size or 0) // TILE, last)
+        return [known.get(tile, b"") for tile in tiles]
 
 
 def _within(subtree: Subtree) -> Span:

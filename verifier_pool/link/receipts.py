@@ -5,8 +5,9 @@ So no verdict lacks its receipt, whatever is killed when, and no receipt is in t
     receipt:ID   "NUMBER TOKEN": its number in the log, and the receipt; kept as long as the verdict
     log          hash: `id` of the log, 32 hex digits, made with its first leaf; `size`, its leaves; and of the last
                  head that was signed `head`, with `head-size` and `head-time`
-    log-tiles:N  hash: by its number a tile of the tree, 256 hashes of 32 bytes or, of the last one, fewer. Of level 0
-                 leaf hashes, in the order of the log; of level N+1 the hashes of whole tiles of level N
+    log-tiles:N  hash: by its number a tile of the tree, 256 hashes of 32 bytes or, of the last one of an inner level,
+                 fewer. Of level 0 leaf hashes, in the order of the log; of level N+1 the hashes of tiles of level N
+    log-last     string: leaf hashes that do not fill a tile yet
 
 Leaf hashes are kept for good, 32 bytes each, receipts are not: a log that forgets could not be held to what it showed.
 """
@@ -28,6 +29,7 @@ from verifier_pool.link.scripts import STORE_VERDICT, store_verdict_args, store_
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 
 LOG = PREFIX + "log"
+LAST = PREFIX + "log-last"
 TILE = 256
 """Hashes in a tile."""
 _UNKNOWN_KEY = -1
@@ -39,22 +41,25 @@ local function verdict(KEYS, ARGV)
 end
 if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return {_UNKNOWN_KEY} end
 local keys, arguments = {{}}, {{}}
-for at = 5, #KEYS do keys[at - 4] = KEYS[at] end
+for at = 6, #KEYS do keys[at - 5] = KEYS[at] end
 for at = 6, #ARGV do arguments[at - 5] = ARGV[at] end
 if verdict(keys, arguments) == 0 then return 0 end
 redis.call('HSETNX', KEYS[2], 'id', ARGV[4])
 local index = redis.call('HINCRBY', KEYS[2], 'size', 1) - 1
-local tile = string.format('%d', math.floor(index / {TILE}))
-redis.call('HSET', KEYS[3], tile, (redis.call('HGET', KEYS[3], tile) or '') .. ARGV[3])
-redis.call('SET', KEYS[4], string.format('%d ', index) .. ARGV[2], 'EX', ARGV[5])
+redis.call('APPEND', KEYS[4], ARGV[3])
+if index % {TILE} == {TILE} - 1 then
+  redis.call('HSET', KEYS[3], string.format('%d', math.floor(index / {TILE})), redis.call('GET', KEYS[4]))
+  redis.call('DEL', KEYS[4])
+end
+redis.call('SET', KEYS[5], string.format('%d ', index) .. ARGV[2], 'EX', ARGV[5])
 return 1
 """
 """Lua: store a verdict (`scripts.STORE_VERDICT`), and with it its receipt and the receipt's leaf.
 
-KEYS: `receipt-keys`, `log`, `log-tiles:0`, the receipt; then those of `STORE_VERDICT`. ARGV: the `kid` that must be
-among the keys, or nothing; the receipt, its leaf hash, an id for the log if this begins it, seconds the receipt is
-kept; then those of `STORE_VERDICT`. Returns 1 when this call stored them, 0 when there was a verdict, and -1 where the
-key is not known any more, and nothing was done.
+KEYS: `receipt-keys`, `log`, `log-tiles:0`, `log-last`, the receipt; then those of `STORE_VERDICT`. ARGV: the `kid` that
+must be among the keys, or nothing; the receipt, its leaf hash, an id for the log if this begins it, seconds the receipt
+is kept; then those of `STORE_VERDICT`. Returns 1 when this call stored them, 0 when there was a verdict, and -1 where
+the key is not known any more, and nothing was done.
 """
 
 
@@ -104,7 +109,7 @@ class Settler:
 
 def store_keys(id: str, backend: str) -> list[str]:
     """KEYS of `STORE_RECEIPT`."""
-    return [RECEIPT_KEYS, LOG, tiles_key(0), receipt_key(id), *store_verdict_keys(id, backend)]
+    return [RECEIPT_KEYS, LOG, tiles_key(0), LAST, receipt_key(id), *store_verdict_keys(id, backend)]
 
 
 def receipt_of(redis: Redis, id: str) -> Stored | None:
