@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import zlib
 from pathlib import Path
@@ -42,11 +43,14 @@ def describe() -> str:
 
 
 def warnings() -> list[str]:
-    """What may go wrong for want of memory, in plain words."""
-    free = _available()
-    if free is None or free >= MEMORY_BYTES:
-        return []
-    return [f"{free / 1e9:.0f} GB of memory are free; three engines take about 9, so one may be killed"]
+    """What may go wrong or take long for want of memory or of processors, in plain words."""
+    found, free, busy = [], _available(), os.getloadavg()[0]
+    if free is not None and free < MEMORY_BYTES:
+        found.append(f"{free / 1e9:.0f} GB of memory are free; three engines take about 9, so one may be killed")
+    if busy > servers.cores():
+        said = f"this machine is busy (load {busy:.0f} on {servers.cores()} cores)"
+        found.append(f"{said}: everything takes longer, and the added latency says little")
+    return found
 
 
 def _checksum(folder: Path) -> dict[str, int]:

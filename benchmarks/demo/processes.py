@@ -90,18 +90,21 @@ class Children:
             child.process.wait()
             self.running.remove(child)
 
-    def finish(self, child: Child, timeout: float, tick: Callable[[str], None], doing: Callable[[str], str]) -> None:
+    def finish(self, child: Child, patience: float, tick: Callable[[str], None], doing: Callable[[str], str]) -> None:
         """Wait until this child has ended well, calling `tick` with what `doing` makes of its log so far.
 
         Raises:
-            ChildError: it or another child failed, or `timeout` seconds passed.
+            ChildError: it or another child failed, or `doing` made the same of it for `patience` seconds.
         """
-        deadline = time.monotonic() + timeout
+        deadline, before = time.monotonic() + patience, ""
         while child.process.poll() != 0:
             self.check(passing=child)
-            if time.monotonic() > deadline:
-                raise ChildError(f"{child.name} is not done after {timeout:.0f} s; see {child.log}")
-            tick(doing(child.log.read_text(errors="replace")))
+            now = doing(child.log.read_text(errors="replace"))
+            if now != before:
+                deadline, before = time.monotonic() + patience, now
+            elif time.monotonic() > deadline:
+                raise ChildError(f"{child.name} got no further for {patience:.0f} s; see {child.log}")
+            tick(now)
             time.sleep(0.5)
         self.stop(child)
 
@@ -114,24 +117,32 @@ class Children:
                     f"{child.name} ended with exit code {code}; the end of {child.log}:\n{child.last_lines()}"
                 )
 
-    def wait(self, ready: Mapping[str, Callable[[], bool]], timeout: float, tick: Callable[[str], None]) -> None:
+    def wait(self, ready: Mapping[str, Callable[[], bool]], patience: float, tick: Callable[[str], None]) -> None:
         """Wait until every condition holds, calling `tick` with the names still missing about once a second.
 
         Raises:
-            ChildError: a child ended, or `timeout` seconds passed.
+            ChildError: a child ended, or none wrote anything for `patience` seconds: a slow machine takes its time.
         """
-        missing = dict(ready)
-        deadline = time.monotonic() + timeout
+        missing, said = dict(ready), self._said
+        deadline = time.monotonic() + patience
         while missing:
             self.check()
             missing = {name: condition for name, condition in missing.items() if not condition()}
             if not missing:
                 return
-            if time.monotonic() > deadline:
+            if (now := self._said) != said:
+                said, deadline = now, time.monotonic() + patience
+            elif time.monotonic() > deadline:
                 logs = ", ".join(str(child.log) for child in self.running)
-                raise ChildError(f"{', '.join(missing)} not ready after {timeout:.0f} s; see {logs}")
+                raise ChildError(f"{', '.join(missing)} not ready after {patience:.0f} s without a word; see {logs}")
             tick(", ".join(missing))
             time.sleep(0.5)
+
+
+    @property
+    def _said(self) -> int:
+        """Bytes that children wrote so far."""
+        return sum(child.log.stat().st_size for child in self.running)
 
 
 def _inherited() -> dict[str, str]:

@@ -25,7 +25,8 @@ ABOUT = {
     layout.IMPOSTOR: "FP8 weights, reports its own logprobs",
     layout.SPOOFER: "FP8 weights, reports the bf16 model's logprobs",
 }
-START_SECONDS = 600.0
+PATIENCE = 600.0
+"""Seconds in which a server that starts, or a calibration, must have come further."""
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 
 
@@ -85,7 +86,7 @@ def _start_backends(
     where = ["--port", str(ports[2]), "--upstream", cheap, "--truth", truth]
     children.start(layout.SPOOFER, [*COUNTERSIGN, "attack", "spoofer", *where])
     waiting = {name: answers(url + "/v1/models") for name, url in urls.items()}
-    children.wait(waiting, START_SECONDS, lambda missing: tick(f"waiting for {missing}"))
+    children.wait(waiting, PATIENCE, lambda missing: tick(f"waiting for {missing}"))
 
 
 def _calibrate(children: Children, config: Path, profile: Path, tick: Callable[[str], None]) -> None:
@@ -93,7 +94,7 @@ def _calibrate(children: Children, config: Path, profile: Path, tick: Callable[[
     command = [*COUNTERSIGN, "calibrate", "--config", str(config), "--backend", layout.HONEST]
     how = [part for pair in layout.CALIBRATION.items() for part in pair]
     child = children.start("calibrate", [*command, *how, "--output", str(profile)], servers.environment())
-    children.finish(child, START_SECONDS, tick, how_far)
+    children.finish(child, PATIENCE, tick, how_far)
 
 
 def how_far(log: str) -> str:
@@ -113,7 +114,7 @@ def _start_product(children: Children, config: Path, proxy: str, tick: Callable[
     def ready() -> bool:
         return "ready: taking verifications" in worker.log.read_text(errors="replace")
 
-    children.wait({"the worker": ready}, START_SECONDS, waiting)
+    children.wait({"the worker": ready}, PATIENCE, waiting)
 
 
 async def _ask_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import io
 import json
 import socket
@@ -192,7 +193,10 @@ def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_available", lambda: 3 * 10**9)
     assert "3 GB of memory" in machine.warnings()[0]
     monkeypatch.setattr(machine, "_available", lambda: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 9.0, 9.0))
     assert machine.warnings() == []
+    monkeypatch.setattr(os, "getloadavg", lambda: (90.4, 0.0, 0.0))
+    assert "busy (load 90 on" in machine.warnings()[0]
 
 
 def test_the_profile_belongs_to_machine_and_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,9 +101,41 @@ def test_not_ready_in_time(tmp_path: Path) -> None:
     ticks: list[str] = []
     with Children(tmp_path) as children:
         children.start("sleeper", SLEEPER)
-        with pytest.raises(ChildError, match=r"b not ready after 1 s; see .*sleeper\.log"):
+        with pytest.raises(ChildError, match=r"b not ready after 1 s without a word; see .*sleeper\.log"):
             children.wait({"a": lambda: True, "b": lambda: False}, 0.6, ticks.append)
     assert set(ticks) == {"b"}
+
+
+class Clock:
+    """Time that passes only while it is slept."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_who_gets_on_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly; only who is silent, or says the same, is given up."""
+    clock = Clock()
+    monkeypatch.setattr(processes, "time", clock)
+    with Children(tmp_path) as children:
+        child = children.start("slow", SLEEPER)
+
+        def work(_: str) -> None:
+            if clock.now % 9 == 0 and clock.now < 90:
+                child.log.write_text(child.log.read_text() + "a step\n")
+
+        with pytest.raises(ChildError, match="b not ready after 10 s without a word"):
+            children.wait({"b": lambda: False}, 10, work)
+        assert 90 < clock.now < 95
+        clock.now = 0.0
+        with pytest.raises(ChildError, match="slow got no further for 10 s"):
+            children.finish(child, 10, work, lambda log: f"{log.count('a step')} steps")
+        assert 90 < clock.now < 95
 
 
 def test_finish_waits_for_one_and_watches_all(tmp_path: Path) -> None:
