@@ -29,7 +29,6 @@ from verifier_pool.stages import Stages
 from verifier_pool.standstill import Standstill
 from verifier_pool.store import Store
 from verifier_pool.sweeper import sweep_in_turn
-from verifier_pool.takeover import take_over
 from verifier_pool.tokenizer import spelling_of
 
 logger = logging.getLogger("countersign.worker")
@@ -71,7 +70,6 @@ def verifying(following: Following, stop: threading.Event) -> Worked:
 
     def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
         with connected(following.settings) as store:
-            take_over(store.redis)
             secret = settings.audit.secret
             known = secret.get_secret_value().encode() if secret else store.audit_secret()
 
