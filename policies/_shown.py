@@ -49,8 +49,7 @@ def audit_rate(record: Record, rules: AuditSettings) -> float:
 
 
 def brief(record: Record, rules: StandingSettings, audits: AuditSettings) -> dict[str, Any]:
-    """What others need to know of a record at any time, as JSON has words for it: logarithms to base 10, tokens."""
-    covered = record.coverage
+    """What others need to know of a record at any time, as JSON has words for it: logarithms to base 10."""
     return {
         "state": record.state,
         "audit_rate": audit_rate(record, audits),
@@ -61,8 +60,6 @@ def brief(record: Record, rules: StandingSettings, audits: AuditSettings) -> dic
         "evidence_log10": _log10(record.log_evidence),
         "needed_log10": _log10(_folding.needed(record.number, rules.alpha)),
         "suspicion_log10": _log10(record.log_suspicion),
-        "served": covered.tokens,
-        "decided": covered.decided_tokens,
     }
 
 

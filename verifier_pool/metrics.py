@@ -21,6 +21,10 @@ METERS = Meters()
 
 _RAN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+STANDS_SECONDS = 120.0
+"""For how long a process counts as standing still after its last failure: what it holds back comes again sooner
+(`standstill.HOLD_SECONDS`), unless others took it or nothing is left."""
+
 _jobs = METERS.counter(
     "countersign.jobs",
     "{job}",
@@ -61,6 +65,17 @@ _verdict_delay = METERS.histogram(
     ["audited"],
     bounds=WAITING,
 )
+_stands: dict[tuple[str, str], float] = {}
+METERS.observe(
+    "countersign.worker.standstill",
+    "1",
+    "1 where jobs fail and none succeeds, whosever fault that is",
+    ("stage", "model"),
+    lambda: [
+        (int(time.monotonic() - at < STANDS_SECONDS), {"stage": stage, "model": model})
+        for (stage, model), at in list(_stands.items())
+    ],
+)
 _deliveries = METERS.counter(
     "countersign.webhook.deliveries",
     "{event}",
@@ -97,6 +112,11 @@ def ran(stage: str, seconds: float, *, well: bool) -> None:
     labels = {"stage": stage, "model": ""}
     _duration.record(seconds, labels)
     _jobs.add(1, labels | {"result": "done" if well else "failed"})
+
+
+def stands(stage: str, model: str = "", *, still: bool) -> None:
+    """Whether nothing that this process does of a stage succeeds."""
+    _stands[stage, model] = time.monotonic() if still else -STANDS_SECONDS
 
 
 def gave_up(queue: str, reason: str) -> None:
@@ -140,6 +160,11 @@ class Reference:
             counter.add(0, self._labels)
         _replays.add(0, self._labels | {"outcome": "done"})
         self.holds(0, 0)
+        self.stands(still=False)
+
+    def stands(self, *, still: bool) -> None:
+        """Whether nothing that it is given succeeds."""
+        stands(self._stage, self.model, still=still)
 
     def holds(self, jobs: int, tokens: int) -> None:
         """It has so much to do now."""

@@ -1,6 +1,6 @@
 """`countersign queue`: what waits for the workers, and the jobs that failed for good.
 
-    list                what waits in every queue, by lane, in flight and for a later try, how long and how large; what
+    list                what waits in every queue, by lane, in flight and for a later try, how long, and who takes it; what
                         waits for its verdict, by backend; how references did at replays with a known answer, and how
                         often they were started again; the dead letters, and nothing of a prompt or an answer
     requeue ID… | --all  queue dead letters anew. A verdict is written once: what is decided stays so and is not queued
@@ -25,7 +25,7 @@ from redis import Redis
 
 from policies.settings import Settings
 from verifier_pool import dead_letters
-from verifier_pool.link import letters, overlays
+from verifier_pool.link import letters, overlays, queues
 from verifier_pool.link.fair import LANES
 from verifier_pool.link.queue import waiting_bytes_key, waiting_key
 from verifier_pool.link.trail import terminal_actor
@@ -54,14 +54,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _list(redis: Redis, settings: Settings, as_json: bool) -> int:
     now = time.time()
-    queues = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
+    found = queues.described(redis, now)
     backends = _backends(redis, settings, now)
     references = _references(redis, settings)
     dead = [letters.shown(letter, now) for letter in letters.find(redis)]
     if as_json:
-        print_lines([json.dumps({"queues": queues, "backends": backends, "references": references, "dead": dead})])
+        print_lines([json.dumps({"queues": found, "backends": backends, "references": references, "dead": dead})])
         return 0
-    lines = ["queues", *_table(_QUEUE, queues), "", "waiting for a verdict", *_table(_BACKEND, backends), ""]
+    lines = ["queues", *_table(_QUEUE, found), "", "waiting for a verdict", *_table(_BACKEND, backends), ""]
     lines += ["known answers replayed", *_table(_REFERENCE, references), "", "dead letters", *_table(_LETTER, dead)]
     print_lines(lines)
     return 0
@@ -121,8 +121,8 @@ _QUEUE = {
     "in_flight": "in flight",
     "later": "later",
     "oldest_seconds": "oldest",
-    "bytes": "bytes",
     "dead": "dead",
+    "workers": "workers",
 }
 _BACKEND = {"backend": "backend", "waiting": "waiting", "oldest_seconds": "oldest", "bytes": "bytes"}
 _REFERENCE = {name: name for name in ("model", "passed", "failed", "restarts", "unsound")}
@@ -136,7 +136,19 @@ _LETTER = {
     "model": "model",
     "verdict": "verdict",
 }
-_NUMBERS = {"waiting", "first", *LANES, "in_flight", "later", "oldest_seconds", "age_seconds", "bytes", "dead", "tries"}
+_NUMBERS = {
+    "waiting",
+    "first",
+    *LANES,
+    "in_flight",
+    "later",
+    "oldest_seconds",
+    "age_seconds",
+    "bytes",
+    "dead",
+    "workers",
+    "tries",
+}
 _NUMBERS |= {"passed", "failed", "restarts", "unsound"}
 
 

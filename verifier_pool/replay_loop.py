@@ -229,6 +229,7 @@ class ReplayLoop(ReplayEndings):
     def _over(self, flights: Sequence[Flight]) -> None:
         self._flying.remove(flights)
         self._troubles.note(flights)
+        self._counted.stands(still=self._troubles.still)
 
     # Sick references
 

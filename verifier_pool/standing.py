@@ -25,7 +25,7 @@ from policies.settings import AuditSettings, Settings, StandingSettings
 from policies.standing import Folded, Record
 from policies.unit import Unit, declaration_name, declaration_of
 from verifier_pool import declarations
-from verifier_pool.link import trail
+from verifier_pool.link import durable, trail
 from verifier_pool.link.queue import (
     KINDS,
     STANDINGS,
@@ -128,7 +128,7 @@ class Standings:
         return total
 
     def override(self, backend: str, action: str, *, by: str, why: str, actor: str = "") -> Record:
-        """Do what the operator decided about a backend as it is declared now; returns its record.
+        """Do what the operator decided about a backend as it is declared now, durably; returns its record.
 
         Units that wait are counted first, so that a pardon leaves them behind.
 
@@ -141,6 +141,7 @@ class Standings:
             KeyError: the settings name no such backend.
             ValueError: the action makes no sense now, or says not by whom and why.
             Contended: see there.
+            NotDurable: it was done, and Redis may lose it in a crash.
         """
         declaration, rules = declaration_of(self._settings.backend(backend)), self._settings.standing_of(backend)
         self.fold(backend, math.inf)
@@ -150,8 +151,11 @@ class Standings:
             before = found.records.get(after.name)
             state = None if before is None else before.state
             said = trail.decision(actor, action, backend, state, after.state, why) if actor else ""
-            if self._commit(found, _Made({after.name: after}, entry=said), now):
-                return after
+            try:
+                if self._commit(found, _Made({after.name: after}, entry=said), now, durably=True):
+                    return after
+            except durable.NotDurable as error:
+                raise durable.NotDurable(f"{trail.MAYBE_LOST} ({error})") from error
         raise Contended(backend)
 
     def _fold(self, backend: str, deadline: float) -> int:
@@ -216,8 +220,9 @@ class Standings:
             pipeline.zscore(seen_key(backend, name), name)
         return {name for name, score in zip(names, pipeline.execute(), strict=True) if score is not None}
 
-    def _commit(self, found: _Found, made: _Made, now: float) -> bool:
-        """Write back, unless somebody else wrote since `found` was read; events go to the outbox with it."""
+    def _commit(self, found: _Found, made: _Made, now: float, *, durably: bool = False) -> bool:
+        """Write back, unless somebody else wrote since `found` was read; events go to the outbox with it. What a person
+        decided is written `durably`; what units say would be counted again."""
         keys, arguments, happened = store_standing(
             found.backend,
             found.version,
@@ -230,7 +235,11 @@ class Standings:
             remember=made.remember,
             entry=made.entry,
         )
-        if not self._script(keys=keys, args=arguments):
+        if durably:
+            done = durable.evaluate(self._redis, self._settings.durability, STORE_STANDING, keys, arguments)
+        else:
+            done = self._script(keys=keys, args=arguments)
+        if not done:
             return False
         if made.unread:
             logger.error("%d units of backend %s could not be read and are dropped", made.unread, found.backend)

@@ -31,7 +31,7 @@ from policies.errors import CountersignError, SettingsError
 from policies.settings import Settings
 from policies.standing import Record
 from policies.unit import declaration_name, declaration_of
-from verifier_pool.link import overlays, trail
+from verifier_pool.link import durable, overlays, trail
 from verifier_pool.link.queue import SECOND_UNCHECKED, UNITS_DROPPED, units_key
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing import Contended, Standings
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     action = next((name for name in ACTIONS if getattr(arguments, name)), None)
     _check(parser, arguments, action)
     settings = read_settings(arguments.config)
-    with answering(settings, TIMEOUT) as redis:
+    with answering(settings, TIMEOUT + durable.seconds(settings.durability)) as redis:
         settings = overlays.effective(redis, settings).settings
         if action is not None:
             return _act(redis, settings, arguments, action)
@@ -107,6 +107,8 @@ def _act(redis: Redis, settings: Settings, arguments: argparse.Namespace, action
         raise SettingsError("BACKEND", f"one that the settings name: {_names(settings)}") from None
     try:
         record = _decided(redis, settings, arguments, action)
+    except durable.NotDurable:
+        raise  # it was done, and is in the audit log
     except CountersignError as error:
         said = trail.entry(trail.terminal_actor(), f"standing.{action}", name, result=str(error), why=arguments.why)
         trail.append(redis, settings.admin.audit_entries, said)

@@ -13,6 +13,7 @@ import time
 from redis.exceptions import RedisError
 
 from policies.errors import EvidenceError, OtherVersion, SettingsError, StoreUnavailable
+from verifier_pool import metrics
 from verifier_pool.link.connection import about_one_key
 from verifier_pool.rq_job import RefusedJob
 from verifier_pool.troubles import TROUBLE_SECONDS
@@ -34,9 +35,13 @@ _OURS = (ImportError, OSError, SettingsError, StoreUnavailable)
 
 
 class Standstill:
-    """What the jobs of one process came to, of late. It outlives loops, which end with every outage of Redis."""
+    """What the jobs of one process came to, of late. It outlives loops, which end with every outage of Redis.
+
+    `countersign.worker.standstill` shows it.
+    """
 
     def __init__(self) -> None:
+        metrics.stands("verify", still=False)
         self._failed: set[str] = set()
         self._since = 0.0
         self._waits = 0
@@ -51,6 +56,7 @@ class Standstill:
         """A job came to something."""
         if self._waits:
             logger.warning("jobs succeed again")
+            metrics.stands("verify", still=False)
         self._failed.clear()
         self._waits, self._not_before = 0, 0.0
 
@@ -72,6 +78,7 @@ class Standstill:
         alike = len(self._failed) == ALIKE and moment - self._since >= ALIKE_SECONDS
         if not (alike or _ours(error)):
             return 0
+        metrics.stands("verify", still=True)
         if not self.wait:
             logger.critical("nothing succeeds here (%s); what is queued waits", type(error).__name__)
             self._not_before = moment + TROUBLE_SECONDS[min(self._waits, len(TROUBLE_SECONDS) - 1)]

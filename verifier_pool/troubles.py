@@ -9,6 +9,8 @@ from verifier_pool.flights import Flight
 
 TROUBLE_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits before another job is tried on a reference that just failed; the last one repeats."""
+STILL = 3
+"""Failures, each after its wait and none followed by a success, after which a reference stands still."""
 
 
 class Troubles:
@@ -25,6 +27,11 @@ class Troubles:
 
     def __bool__(self) -> bool:
         return self._count > 0
+
+    @property
+    def still(self) -> bool:
+        """Whether that is so for a while."""
+        return self._count >= STILL
 
     @property
     def wait(self) -> float:

@@ -13,7 +13,7 @@ from proxy.admin.asking import Desk, TheAdmin, TheDesk
 from proxy.admin.auth import Admin
 from proxy.api.asking import body_of
 from proxy.api.webhooks import MOST_WAIT, house_of, tried
-from verifier_pool.link import letters, orders, receivers, running
+from verifier_pool.link import letters, orders, queues, receivers, running
 from verifier_pool.link.endpoints import SETTINGS
 from verifier_pool.link.queue import WEBHOOK_QUEUE, queue_of
 from verifier_pool.link.receivers import Asker
@@ -29,7 +29,7 @@ class _Which(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @router.get("/queues")
-async def queues(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
+async def every_queue(desk: TheDesk, admin: TheAdmin) -> dict[str, Any]:
     """What waits, runs and failed in every queue, which is one of a kind of work or of one model's reference."""
     return await desk.hands.do(_queues, desk)
 
@@ -102,6 +102,5 @@ def _queues(desk: Desk) -> dict[str, Any]:
     now, redis, models = time.time(), desk.hands.redis, dict[str, str]()
     for model in desk.services.settings.models:
         models |= {queue_of(model): model, queue_of(model, second=True): model}
-    states = [letters.queue_state(queue, now) for queue in letters.queues(redis)]
-    found = [{**state, "model": models.get(state["queue"])} for state in states]
+    found = [{**each, "model": models.get(each["queue"])} for each in queues.described(redis, now)]
     return {"object": "list", "data": found, "dead": [letters.shown(each, now) for each in letters.find(redis)]}

@@ -116,6 +116,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("max by (queue, model) (countersign_queue_workers{OURS})", "{{queue}} {{model}}"),),
         ),
         Panel(
+            "Standing still",
+            "Processes of which nothing succeeds, by what they do.",
+            (("sum by (stage, model) (countersign_worker_standstill{OURS})", "{{stage}} {{model}}"),),
+        ),
+        Panel(
             "Dead letters",
             "Jobs that failed for good and can be queued anew by hand.",
             (('max by (queue, model) (countersign_queue_jobs{OURS,state="dead"})', "{{queue}} {{model}}"),),

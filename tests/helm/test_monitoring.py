@@ -134,6 +134,7 @@ def test_there_is_an_alert_for_whatever_may_go_wrong(release: Release) -> None:
         "CountersignUnrecorded",
         "CountersignDropped",
         "CountersignNoWorkers",
+        "CountersignStandstill",
         "CountersignNoReference",
         "CountersignReferenceUnsound",
         "CountersignBacklog",

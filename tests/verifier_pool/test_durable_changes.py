@@ -10,11 +10,19 @@ import redis
 from policies.settings import DurabilitySettings, Settings
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
-from verifier_pool.link import overlays
+from verifier_pool.link import overlays, trail
 from verifier_pool.link.durable import NotDurable
 from verifier_pool.link.keys import KeyStore, issue, write
+from verifier_pool.standing import Standings
 
 DURABLE = DurabilitySettings(aof=True)
+SETTINGS = Settings.model_validate(
+    {
+        "models": {"m": {}},
+        "backends": [{"name": "b", "url": "http://127.0.0.1:9", "model": "m"}],
+        "durability": {"aof": True},
+    }
+)
 
 
 @pytest.fixture
@@ -44,15 +52,19 @@ def test_a_key(client: redis.Redis) -> None:
 
 
 def test_a_backend(client: redis.Redis) -> None:
-    settings = Settings.model_validate(
-        {
-            "models": {"m": {}},
-            "backends": [{"name": "b", "url": "http://127.0.0.1:9", "model": "m"}],
-            "durability": {"aof": True},
-        }
-    )
-    desk = overlays.Desk(client, settings, "cli:test")
+    desk = overlays.Desk(client, SETTINGS, "cli:test")
     with pytest.raises(NotDurable, match="it was done"):
         desk.drain("b")
     _aof(client, on=True)
     assert not desk.drain("b", drained=False).drained
+
+
+def test_a_decision_about_a_standing(client: redis.Redis) -> None:
+    standings = Standings(client, SETTINGS)
+    with pytest.raises(NotDurable, match="it was done"):
+        standings.override("b", "quarantine", by="me", why="a test", actor="cli:test")
+    (record,) = standings.records("b").values()
+    assert record.state == "quarantined"
+    assert [each["action"] for each in trail.read(client)] == ["standing.quarantine"]
+    _aof(client, on=True)
+    assert standings.override("b", "release", by="me", why="a test", actor="cli:test").state == "trial"

@@ -115,7 +115,7 @@ def test_queues_are_counted(redis: Redis, valkey_url: str, command: Command) -> 
     assert queue["queue"] == VERIFY_QUEUE
     assert queue["lanes"] == {"first": 0, "inline-judge": 0, "inline": 2, "async-judge": 0, "async": 0}
     assert (queue["waiting"], queue["in_flight"], queue["later"], queue["dead"]) == (2, 1, 0, 0)
-    assert queue["bytes"] == 200
+    assert queue["workers"] == 0
     assert 0 <= queue["oldest_seconds"] < 10
     (backend,) = found["backends"]
     assert (backend["backend"], backend["waiting"], backend["bytes"]) == ("honest", 3, 300)

@@ -67,8 +67,6 @@ def test_what_others_read_of_a_standing(redis: Redis, valkey_url: str) -> None:
         "backend": "honest",
         "declaration": name,
         "life": 1,
-        "served": record(redis, rules).coverage.tokens,
-        "decided": record(redis, rules).coverage.decided_tokens,
     }
     assert entry["evidence_log10"] < entry["needed_log10"]
     assert Standings(redis, rules).backends() == ["honest"]

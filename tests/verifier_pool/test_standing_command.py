@@ -369,7 +369,7 @@ def test_lines_for_other_programs_are_whole(redis: Redis, valkey_url: str, comma
 def test_a_record_that_keeps_changing(
     redis: Redis, valkey_url: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def written_meanwhile(self: Standings, found: object, made: object, now: float) -> bool:
+    def written_meanwhile(self: Standings, found: object, made: object, now: float, *, durably: bool = False) -> bool:
         return False
 
     command.use(rules(valkey_url))

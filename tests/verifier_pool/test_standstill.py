@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,12 +23,13 @@ from policies import codec
 from policies.errors import EvidenceError, OtherVersion, SettingsError
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
-from verifier_pool import jobs, standstill
+from verifier_pool import jobs, metrics, standstill
 from verifier_pool import judge as judging
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import VERIFY_QUEUE, evidence_key, verdict_key
 from verifier_pool.rq_job import RefusedJob
 from verifier_pool.standstill import ALIKE, HOLD_SECONDS, SOON_SECONDS, Standstill
+from verifier_pool.troubles import STILL, Troubles
 
 TROUBLES = [ModuleNotFoundError("x"), ImportError("x"), OSError(28, "x"), SettingsError("key", "x")]
 
@@ -231,9 +233,46 @@ def test_nothing_is_taken_for_a_while_when_nothing_succeeds(monkeypatch: pytest.
     held = [state.failed(str(number), KeyError()) for number in range(ALIKE + 2)]
     assert held == [0] * (ALIKE - 1) + [HOLD_SECONDS] * 3
     assert 0 < state.wait <= 0.5
+    assert shown() == 1
     state.succeeded()
     assert not state.wait
+    assert shown() == 0
     assert state.failed("again", KeyError()) == 0
+
+
+def shown() -> float:
+    """What `/metrics` says."""
+    (family,) = [each for each in metrics.METERS.read() if each.name == "countersign.worker.standstill"]
+    value = family.points["verify", ""]
+    assert isinstance(value, float)
+    return value
+
+
+def test_who_has_nothing_left_to_fail_at_does_not_stand_still_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have done it."""
+    state = Standstill()
+    assert shown() == 0
+    assert state.failed("a", OSError(28, "x"))
+    assert shown() == 1
+    monkeypatch.setattr(metrics, "STANDS_SECONDS", 0.0)
+    assert shown() == 0
+
+
+def test_a_reference_at_which_nothing_succeeds_stands_still() -> None:
+    told, troubles = metrics.Reference("toy", second=False), Troubles()
+    failed, well = (SimpleNamespace(troubled=troubled, void=False) for troubled in (True, False))
+
+    def stands(*flights: Any) -> float:
+        troubles._not_before = 0.0
+        troubles.note(flights)
+        told.stands(still=troubles.still)
+        (family,) = [each for each in metrics.METERS.read() if each.name == "countersign.worker.standstill"]
+        value = family.points["replay", "toy"]
+        assert isinstance(value, float)
+        return value
+
+    assert [stands(failed) for _ in range(STILL)] == [0.0] * (STILL - 1) + [1.0]
+    assert stands(failed, well) == 0.0
 
 
 @pytest.mark.parametrize(

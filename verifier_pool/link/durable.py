@@ -65,6 +65,21 @@ class _Durable(Pipeline):
         return found
 
 
+def evaluate(
+    redis: Redis, rules: DurabilitySettings, script: str, keys: Sequence[str], arguments: Sequence[bytes | str | int]
+) -> Any:
+    """What a script answers that changes something, once that is durable. Raises NotDurable where it did, and it may
+    be lost."""
+    with transaction(redis, rules) as pipeline:
+        pipeline.eval(script, len(keys), *keys, *arguments)
+        try:
+            return pipeline.execute()[0]
+        except NotDurable as error:
+            if not any(error.answers):
+                return error.answers[0] if error.answers else None
+            raise
+
+
 def transaction(redis: Redis, rules: DurabilitySettings) -> Pipeline:
     """A transaction of `redis` whose `execute` returns only once it is durable.
 

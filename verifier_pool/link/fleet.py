@@ -1,7 +1,7 @@
 """What Redis holds of all proxies and workers together, as metrics: queues, what waits, what verdicts said.
 
-Every proxy says the same, so queries take the maximum over them, not the sum. What is read takes two round trips and no
-command that grows with the traffic: sizes, ends of sorted sets, and hashes whose fields are words of ours.
+Every proxy says the same, so queries take the maximum over them, not the sum. What is read takes four round trips and
+no command that grows with the traffic: sizes, ends of sorted sets, and hashes whose fields are words of ours.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
-from rq.job import Job
-from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from policies import tally
 from policies.checks import VerdictWord
@@ -25,10 +22,10 @@ from policies.unit import declaration_name, declaration_of
 from verifier_pool.link import connection
 from verifier_pool.link import fleet_names as about
 from verifier_pool.link.fair import FairQueue
-from verifier_pool.link.letters import seconds
 from verifier_pool.link.meters import Family, Labels, family
 from verifier_pool.link.queue import (
     CANARIES,
+    ENDPOINTS,
     OPEN,
     OUTBOX,
     SECOND_UNCHECKED,
@@ -42,6 +39,7 @@ from verifier_pool.link.queue import (
     units_key,
     waiting_key,
 )
+from verifier_pool.link.queues import states
 
 ANSWER_SECONDS = 2.0
 """How long Redis may take to answer."""
@@ -49,18 +47,6 @@ FRESH_SECONDS = 2.0
 """For how long what was read is told again: several readers ask Redis as often as one."""
 
 Found = list[tuple[float, Labels]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """A queue by what it is called in labels, and its names in Redis."""
-
-    queue: FairQueue
-    labels: dict[str, str]
-
-    @property
-    def workers_key(self) -> str:
-        return WORKERS_BY_QUEUE_KEY % self.queue.name
 
 
 class Fleet:
@@ -109,33 +95,19 @@ class Fleet:
     # Queues
 
     def _of_queues(self) -> Iterator[Family]:
+        now = time.time()
+        found = states(self._redis, [queue for queue, _ in self._queues], now)
         pipeline = self._redis.pipeline(transaction=False)
-        for each in self._queues:
-            _ask_of_queue(pipeline, each)
         pipeline.zcard(OUTBOX)
         pipeline.zrange(OUTBOX, 0, 0, withscores=True)
         pipeline.zcard(OPEN)
-        *said, outbox, first, undecided = pipeline.execute()
-        width = len(said) // max(len(self._queues), 1)
-        asked = [_told(said[at * width : (at + 1) * width]) for at in range(len(self._queues))]
-        pipeline = self._redis.pipeline(transaction=False)
-        for *_, heads, _, workers in asked:
-            for id in heads:
-                pipeline.hget(Job.key_for(id.decode(errors="replace")), "enqueued_at")
-            for key in workers:
-                pipeline.exists(key)
-        answers = iter(pipeline.execute())
+        outbox, first, undecided = pipeline.execute()
         jobs, oldest, here = Found(), Found(), Found()
-        now = time.time()
-        for each, (*counts, running, taken, later, dead, heads, since, workers) in zip(
-            self._queues, asked, strict=True
-        ):
-            ends = [seconds(next(answers)) for _ in heads]
-            numbers = {"waiting": sum(counts), "running": running + taken, "later": later, "dead": dead}
-            jobs += [(count, each.labels | {"state": state}) for state, count in numbers.items()]
-            begun = [at for at in (None if since is None else float(since), *ends) if at is not None]
-            oldest.append((max(0.0, now - min(begun)) if begun and numbers["waiting"] else 0.0, each.labels))
-            here.append((sum(next(answers) for _ in workers), each.labels))
+        for (_, labels), state in zip(self._queues, found, strict=True):
+            numbers = {"waiting": state.waiting, "running": state.running, "later": state.later, "dead": state.dead}
+            jobs += [(count, labels | {"state": which}) for which, count in numbers.items()]
+            oldest.append((state.oldest or 0.0, labels))
+            here.append((state.workers, labels))
         by = ("queue", "model")
         yield family(*about.JOBS, (*by, "state"), jobs)
         yield family(*about.OLDEST, by, oldest)
@@ -160,7 +132,7 @@ class Fleet:
         *said, canaries, dropped, unchecked, standings = pipeline.execute()
         now = time.time()
         verdicts, audited, reasons, checks = Found(), Found(), Found(), Found()
-        oldest, units = Found(), Found()
+        oldest, units, tokens = Found(), Found(), list[tuple[dict[str, int], Labels]]()
         for at, name in enumerate(names):
             counted, first, waiting = said[3 * at : 3 * at + 3]
             labels = {"backend": name, "model": self._models[name]}
@@ -168,6 +140,7 @@ class Fleet:
             words = dict.fromkeys(((str(word),) for word in VerdictWord), 0) | told.verdicts
             verdicts += [(count, labels | {"verdict": word}) for (word,), count in words.items()]
             audited.append((told.audited, labels))
+            tokens.append((told.tokens, labels))
             reasons += [
                 (count, labels | {"verdict": word, "reason": code}) for (word, code), count in told.reasons.items()
             ]
@@ -182,6 +155,8 @@ class Fleet:
         yield family(*about.AUDITED, by, audited)
         yield family(*about.REASONS, (*by, "verdict", "reason"), reasons)
         yield family(*about.CHECKS, (*by, "check", "result", "reason"), checks)
+        for named, which in about.TOKENS.items():
+            yield family(*named, by, [(counts[which], labels) for counts, labels in tokens])
         yield family(*about.LAG, by, oldest)
         yield family(*about.UNITS, by, units)
         yield family(*about.DROPPED, by, self._by_backend(dropped[1:]))
@@ -224,41 +199,16 @@ def _references(settings: Settings) -> list[tuple[str, str]]:
     return found
 
 
-def _queues(redis: Redis, settings: Settings) -> Iterator[_Queue]:
-    yield _Queue(FairQueue(VERIFY_QUEUE, redis), {"queue": "verify", "model": ""})
+def _queues(redis: Redis, settings: Settings) -> Iterator[tuple[FairQueue, dict[str, str]]]:
+    yield (FairQueue(VERIFY_QUEUE, redis), {"queue": "verify", "model": ""})
     for name, model in settings.models.items():
         if model.reference is not None:
-            yield _Queue(FairQueue(queue_of(name), redis), {"queue": "replay", "model": name})
+            yield (FairQueue(queue_of(name), redis), {"queue": "replay", "model": name})
         if model.second_reference is not None:
-            yield _Queue(FairQueue(queue_of(name, second=True), redis), {"queue": "second-replay", "model": name})
-    if settings.webhook is not None:
-        yield _Queue(FairQueue(WEBHOOK_QUEUE, redis), {"queue": "webhooks", "model": ""})
+            yield (FairQueue(queue_of(name, second=True), redis), {"queue": "second-replay", "model": name})
+    if settings.webhook is not None or redis.exists(ENDPOINTS):
+        yield (FairQueue(WEBHOOK_QUEUE, redis), {"queue": "webhooks", "model": ""})
 
 
 def _field_of(backend: BackendSettings) -> str:
     return standing_field(backend.name, declaration_name(declaration_of(backend)))
-
-
-def _ask_of_queue(pipeline: Any, each: _Queue) -> None:
-    queue = each.queue
-    pipeline.llen(queue.key)
-    for key in queue.lane_keys:
-        pipeline.zcard(key)
-    pipeline.zcard(queue.started_job_registry.key)
-    pipeline.llen(queue.intermediate_queue_key)
-    pipeline.zcard(queue.scheduled_job_registry.key)
-    pipeline.zcard(queue.failed_job_registry.key)
-    pipeline.smembers(each.workers_key)
-    queue.ask_oldest(pipeline)
-    pipeline.lindex(queue.key, 0)
-    pipeline.lindex(queue.key, -1)
-    for key in queue.lane_keys:
-        pipeline.zrange(key, 0, 0)
-
-
-def _told(answers: Sequence[Any]) -> list[Any]:
-    """What `_ask_of_queue` asked for: counts, who works, since when the oldest waits, and ids that may be older: of
-    what rq pushed, and of jobs that came from somebody who did not say since when."""
-    *counts, workers, since, first, last, lane1, lane2, lane3, lane4 = answers
-    heads = [id for id in (first, last, *lane1, *lane2, *lane3, *lane4) if id is not None]
-    return [*counts, heads, since, workers]

@@ -46,6 +46,11 @@ KNOWN_ANSWERS: About = (
     "{event}",
     "Replays with known answers that passed or failed, restarts that followed, answers left undecided for them",
 )
+TOKENS: dict[About, str] = {
+    ("countersign.backend.tokens.served", "counter", "{token}", "Output tokens that standing counted"): "served",
+    ("countersign.backend.tokens.decided", "counter", "{token}", "Output tokens that standing counted and verdicts decided"): "decided",
+}
+"""Counters of a backend's tokens, by what they count (`policies.tally`)."""
 STANDING: dict[About, str] = {
     (
         "countersign.backend.evidence_log10",
@@ -66,12 +71,5 @@ STANDING: dict[About, str] = {
         "Logarithm (base 10) of what makes a backend suspect, of recent answers alone",
     ): "suspicion_log10",
     ("countersign.backend.life", "gauge", "1", "Which life of the backend this is; a pardon begins another"): "life",
-    ("countersign.backend.tokens.served", "counter", "{token}", "Output tokens of its answers in this life"): "served",
-    (
-        "countersign.backend.tokens.decided",
-        "counter",
-        "{token}",
-        "Output tokens in this life that verdicts decided",
-    ): "decided",
 }
 """Metrics of a backend's standing, by where `policies.standing.brief` has their values."""

@@ -1,31 +1,27 @@
-"""Jobs that failed for good, and the queues they failed in: what is there to be seen. Nothing is changed here.
+"""Jobs that failed for good: what is there to be seen of them. Nothing is changed here.
 
 No letter holds anything of a prompt or an answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
-import orjson
 from redis import Redis
 from rq.job import Job
 from rq.registry import FailedJobRegistry
 from rq.results import Result
-from rq.utils import utcparse
 
 from policies.documents import document
 from verifier_pool import RQ_PREFIX
 from verifier_pool.link.deliveries import delivery_key
 from verifier_pool.link.fair import SUFFIXES, FairQueue
 from verifier_pool.link.queue import WEBHOOK_QUEUE, intent_key, verdict_key
+from verifier_pool.link.queues import queues, seconds
 
-OURS = "countersign-"
-"""How the names of our queues begin."""
 WEBHOOK = "webhook"
 
 _STAGES = {suffix: stage for stage, suffix in SUFFIXES.items()}
@@ -61,13 +57,6 @@ class Letter:
     why: tuple[str, ...]
 
 
-def queues(redis: Redis) -> list[FairQueue]:
-    """All our queues that ever had a job, by name."""
-    keys = cast("set[bytes]", redis.smembers(FairQueue.redis_queues_keys))
-    names = sorted(key.decode(errors="replace").rpartition(":queue:")[2] for key in keys)
-    return [FairQueue(name, connection=redis) for name in names if name.startswith(OURS)]
-
-
 def find(redis: Redis) -> list[Letter]:
     """Every dead letter, the oldest first."""
     letters = [letter for queue in queues(redis) for letter in _of(queue)]
@@ -82,39 +71,10 @@ def chosen(letters: Iterable[Letter], ids: Iterable[str]) -> tuple[list[Letter],
     return found, [id for id in wanted if id not in named]
 
 
-def queue_state(queue: FairQueue, now: float) -> dict[str, Any]:
-    """What is in a queue. Ages in seconds, sizes in bytes; None where nothing waits."""
-    redis = queue.connection
-    waiting = queue.waiting()
-    pipeline = redis.pipeline(transaction=False)
-    for key in (queue.started_job_registry.key, queue.scheduled_job_registry.key, queue.failed_job_registry.key):
-        pipeline.zcard(key)
-    pipeline.llen(queue.intermediate_queue_key)
-    running, later, dead, taken = pipeline.execute()
-    oldest, size = _oldest(redis, queue.get_job_ids(), now)
-    counts = {"waiting": sum(waiting.values()), "lanes": waiting, "in_flight": running + taken, "later": later}
-    return {"queue": queue.name, **counts, "dead": dead, "oldest_seconds": oldest, "bytes": size}
-
-
 def shown(letter: Letter, now: float) -> dict[str, Any]:
     """A letter as JSON, with its age in seconds."""
     found = {name: value for name, value in asdict(letter).items() if name != "failed"}
     return found | {"age_seconds": round(now - letter.failed, 3) if letter.failed else None}
-
-
-def _oldest(redis: Redis, ids: Sequence[str], now: float) -> tuple[float | None, int]:
-    """Age of the oldest of these jobs, and how many bytes of Redis wait with them."""
-    since, size = list[float](), 0
-    for start in range(0, len(ids), _CHUNK):
-        pipeline = redis.pipeline(transaction=False)
-        for id in ids[start : start + _CHUNK]:
-            pipeline.hmget(Job.key_for(id), "enqueued_at", "meta")
-        for enqueued, meta in pipeline.execute():
-            if (at := seconds(enqueued)) is not None:
-                since.append(at)
-            with contextlib.suppress(orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
-                size += int(orjson.loads(meta or b"{}").get("size", 0))
-    return (max(0.0, round(now - min(since), 3)) if since else None), size
 
 
 def _of(queue: FairQueue) -> Iterator[Letter]:
@@ -180,11 +140,3 @@ def _reason(text: str | None) -> str:
     at = lines[-1] if lines[0].startswith("Traceback") else lines[0]
     found = _KIND.match(at)
     return found.group().rpartition(".")[2] if found else "?"
-
-
-def seconds(value: bytes | None) -> float | None:
-    """Unix second of a moment as rq writes it; None where there is none."""
-    try:
-        return None if value is None else utcparse(value.decode()).timestamp()
-    except ValueError:
-        return None

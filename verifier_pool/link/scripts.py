@@ -103,7 +103,7 @@ if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then return 0 end
 redis.call('HINCRBY', KEYS[1], 'version', 1)
 local backend, now, folded, unread = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local records, names, events = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local remembered, most, lifetime, at = tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11], 12
+local remembered, most, lifetime, at = tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11], 14
 if folded > 0 then redis.call('LTRIM', KEYS[2], folded, -1) end
 if unread > 0 then redis.call('HINCRBY', KEYS[6], backend, unread) end
 if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[3], backend) end
@@ -123,11 +123,16 @@ if names > 0 then
     redis.call('EXPIRE', key, remembered)
   end
 end
+if tonumber(ARGV[12]) > 0 then
+  redis.call('HINCRBY', KEYS[11], 'tokens|served', ARGV[12])
+  redis.call('HINCRBY', KEYS[11], 'tokens|decided', ARGV[13])
+  redis.call('EXPIRE', KEYS[11], remembered)
+end
 local heard = ARGV[at] ~= '' or redis.call('HLEN', KEYS[10]) > 0
 at = at + 1
 for number = 1, events do
   if heard then
-    redis.call('SET', KEYS[10 + number], ARGV[at + 1], 'EX', lifetime)
+    redis.call('SET', KEYS[11 + number], ARGV[at + 1], 'EX', lifetime)
     redis.call('ZADD', KEYS[5], now, ARGV[at])
   end
   at = at + 2
@@ -257,10 +262,10 @@ def store_standing(
     tells = backend in {each.name for each in settings.backends}
     told = {secrets.token_hex(16): event for event in happened} if tells else {}
     keys = [standing_key(backend), units_key(backend), UNFOLDED, STANDINGS, OUTBOX, UNITS_DROPPED]
-    keys += [*(seen_key(backend, kind) for kind in KINDS), TRAIL, ENDPOINTS]
+    keys += [*(seen_key(backend, kind) for kind in KINDS), TRAIL, ENDPOINTS, tally_key(backend)]
     arguments: list[bytes | str | int] = [version, backend, f"{now:.3f}", taken, unread]
     arguments += [len(after), len(remember), len(told)]
-    arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl]
+    arguments += [REMEMBERED, MOST_REMEMBERED, settings.verification.verdict_ttl, *_counted(before, after)]
     for name, record in after.items():
         known = standing.brief(record, settings.standing_of(backend), settings.audit)
         arguments += [name, standing.pack(record), orjson.dumps(known)]
@@ -271,3 +276,14 @@ def store_standing(
         arguments += [EVENT + id, stored(event.type, now, event.data)]
     arguments += [settings.admin.audit_entries, entry]
     return [*keys, *map(event_key, told)], arguments, happened
+
+
+def _counted(before: Mapping[str, Record], after: Mapping[str, Record]) -> tuple[int, int]:
+    """Output tokens that records learnt of, and those of them that are decided. A life that begins has none."""
+    served = decided = 0
+    for name, record in after.items():
+        known = before.get(name)
+        same = known is not None and known.number == record.number
+        served += record.coverage.tokens - (known.coverage.tokens if known is not None and same else 0)
+        decided += record.coverage.decided_tokens - (known.coverage.decided_tokens if known is not None and same else 0)
+    return served, decided

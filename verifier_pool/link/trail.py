@@ -58,15 +58,10 @@ def change_arguments(
 def change(redis: Redis, rules: DurabilitySettings, keys: Sequence[str], arguments: Sequence[str]) -> bool:
     """Do `CHANGE`, durably: a revoked key must not be back after a crash. Raises NotDurable where it was done and may
     be lost."""
-    with durable.transaction(redis, rules) as pipeline:
-        pipeline.eval(CHANGE, len(keys), *keys, *arguments)
-        try:
-            (done,) = pipeline.execute()
-        except durable.NotDurable as error:
-            if not any(error.answers):
-                return False
-            raise durable.NotDurable(f"{MAYBE_LOST} ({error})") from error
-    return bool(done)
+    try:
+        return bool(durable.evaluate(redis, rules, CHANGE, keys, arguments))
+    except durable.NotDurable as error:
+        raise durable.NotDurable(f"{MAYBE_LOST} ({error})") from error
 
 
 def entry(

@@ -175,6 +175,10 @@ def test_what_was_done_and_may_be_lost_is_said(open_house: Callable[..., House])
     assert (drained.status_code, drained.json()["drained"], drained.json()["durable"]) == (202, True, False)
     assert "it was done" in drained.json()["note"]
     assert house.backend()["drained"]
+    for path, body in (("quarantine", {"why": "x"}), ("standing", {"action": "release", "why": "x"})):
+        decided = house.admin.post(f"/admin/backends/b1/{path}", json=body)
+        assert (decided.status_code, decided.json()["durable"]) == (202, False)
+        assert decided.json()["state"] == ("quarantined" if path == "quarantine" else "trial")
 
 
 def test_a_key_is_sent_to_no_address_that_it_was_not_given_for(house: House, second: FakeBackend) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from redis import Redis
@@ -14,6 +15,7 @@ from rq.job import Job
 
 from policies.checks import VerdictWord
 from policies.settings import Settings
+from policies.unit import Unit, declaration_of
 from tests.support.valkey import Valkey
 from tests.verifier_pool import rig
 from tests.verifier_pool.toy import answer, settings
@@ -31,7 +33,9 @@ from verifier_pool.link.queue import (
     queue_of,
     standing_field,
     tally_key,
+    units_key,
 )
+from verifier_pool.standing import Standings
 from verifier_pool.store import Store
 
 WEBHOOK = {"url": "https://hooks.example.com", "secret": "whsec_AAAA"}
@@ -113,16 +117,12 @@ def test_queues_are_told_by_state_and_age(redis: Redis, rules: Settings, known: 
     assert (jobs["verify", "", "waiting"], jobs["verify", "", "running"]) == (1, 1)
 
 
-def test_what_others_took_or_left_unsaid_spoils_no_age(redis: Redis, rules: Settings, known: Fleet) -> None:
-    """Processes of another version may take jobs and queue some without the set of since when they wait."""
+def test_what_is_gone_spoils_no_age(redis: Redis, rules: Settings, known: Fleet) -> None:
     queue, now = FairQueue(VERIFY_QUEUE, redis), time.time()
     redis.zadd(queue.since_key, {f"gone-{number}": now - 1000 for number in range(50)})
     push(redis, rules, VERIFY_QUEUE, "a" * 32)
     assert 0 <= points(known, "countersign.queue.oldest")["verify", ""] < 60  # type: ignore[operator]
     assert redis.zrange(queue.since_key, 0, -1) == [b"a" * 32]
-    redis.delete(queue.since_key)
-    redis.hset(Job.key_for("a" * 32), "enqueued_at", "2020-01-01T00:00:00.000000Z")
-    assert points(known, "countersign.queue.oldest")["verify", ""] > 86_400  # type: ignore[operator]
 
 
 def test_what_rq_pushes_back_has_an_age_too(redis: Redis, rules: Settings, known: Fleet) -> None:
@@ -157,17 +157,64 @@ def test_workers_count_while_they_live(redis: Redis, rules: Settings, known: Fle
 def test_standings_are_told_as_they_are(redis: Redis, rules: Settings, known: Fleet) -> None:
     assert points(known, "countersign.backend.evidence_log10") == {}
     field = known._fields[0]
-    entry = {"evidence_log10": 2.5, "needed_log10": 6.0, "suspicion_log10": None, "served": 900, "decided": 600}
+    entry = {"evidence_log10": 2.5, "needed_log10": 6.0, "suspicion_log10": None}
     redis.hset(STANDINGS, field, orjson.dumps(entry))
-    redis.hset(STANDINGS, standing_field("honest", "another"), orjson.dumps({"served": 1}))
+    redis.hset(STANDINGS, standing_field("honest", "another"), orjson.dumps({"evidence_log10": 1}))
     assert points(known, "countersign.backend.evidence_log10") == {("honest", "toy"): 2.5}
     assert points(known, "countersign.backend.evidence_needed_log10") == {("honest", "toy"): 6.0}
     assert points(known, "countersign.backend.suspicion_log10") == {}
-    assert points(known, "countersign.backend.tokens.served") == {("honest", "toy"): 900}
-    assert points(known, "countersign.backend.tokens.decided") == {("honest", "toy"): 600}
     for odd in (b"\xff", b"[]", b"7"):
         redis.hset(STANDINGS, field, odd)
-        assert points(known, "countersign.backend.tokens.served") == {}
+        assert points(known, "countersign.backend.evidence_log10") == {}
+
+
+def test_tokens_go_up_whatever_becomes_of_the_record(redis: Redis, rules: Settings, known: Fleet) -> None:
+    """Under another declaration, and in another life, a record begins at none: a counter that did would tell of tokens
+    that nobody served."""
+
+    def counted() -> tuple[Point, ...]:
+        found = (points(known, f"countersign.backend.tokens.{which}") for which in ("served", "decided"))
+        return tuple(each["honest", "toy"] for each in found)
+
+    def serve(number: int, now: Settings, tokens: int, undecided: str = "") -> None:
+        declaration = declaration_of(now.backend("honest"))
+        unit = Unit(
+            id=f"{number:032x}",
+            at=time.time(),
+            served=time.time(),
+            backend="honest",
+            declaration=declaration,
+            key="k",
+            unit=f"{number:016x}",
+            prompt=f"{number:016x}",
+            tokens=tokens,
+            verdict="inconclusive" if undecided else "pass",
+            undecided=undecided,
+            blame="request" if undecided else "",
+            outcomes={"selection": (0.0, 0.0)},
+        )
+        redis.rpush(units_key("honest"), msgspec.json.encode(unit))
+        assert Standings(redis, now).fold("honest") == 1
+
+    assert counted() == (0, 0)
+    serve(1, rules, 100)
+    assert counted() == (100, 100)
+    serve(2, rules, 50, "too_short")
+    assert counted() == (150, 100)
+    tree = rules.model_dump(exclude_unset=True)
+    tree["backends"] = [tree["backends"][0] | {"precision": "fp8"}]
+    other = Settings.model_validate(tree)
+    known.renew(other)
+    assert counted() == (150, 100)
+    serve(3, other, 7)
+    assert counted() == (157, 107)
+    Standings(redis, other).override("honest", "pardon", by="me", why="a test")
+    assert counted() == (157, 107)
+    serve(4, other, 3)
+    assert counted() == (160, 110)
+    known.renew(rules)
+    serve(5, rules, 40)
+    assert counted() == (200, 150)
 
 
 def test_canaries_and_lost_units_are_counted(redis: Redis, rules: Settings, known: Fleet) -> None:
