@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from proxy.tap.base import LARGE
+
 T = TypeVar("T")
 
 
@@ -23,3 +25,8 @@ async def aside(work: Callable[[], T]) -> T:
         running.exception()
         raise cancelled
     return running.result()
+
+
+async def sized(size: int, work: Callable[[], T]) -> T:
+    """What `work` on so many bytes returns; aside where they are many, for others' streams would stand still."""
+    return work() if size <= LARGE else await aside(work)

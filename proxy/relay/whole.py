@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import orjson
 
 from policies.errors import UpstreamFailed, VerificationFailed
@@ -10,6 +12,7 @@ from proxy.generation import NO_ANSWER
 from proxy.relay import headers as names
 from proxy.relay import inline
 from proxy.relay.answer import Answer, Headers
+from proxy.relay.aside import sized
 from proxy.relay.transport import UpstreamResponse
 from proxy.tap.passed import error_event
 from proxy.tap.types import Tap
@@ -22,7 +25,7 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """Read it to its end, then pass it on. Raises what `Reply.relay` does."""
     body, failure = await answer.gather(response, tap)
     if failure is None:
-        answer.record.show(body)
+        await answer.show(body)
     answer.record.evidence()
     if failure is not None:
         raise failure
@@ -34,7 +37,8 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
         if word == "reject" and answer.services.settings.verification.on_reject != "annotate":
             raise VerificationFailed(f"the answer was rejected by its verification {answer.generation.id}")
         headers.append((names.VERDICT, str(word or verification["status"]).encode()))
-        body = inline.add_verdict(body, public(verification)) or body
+        seen = await sized(len(body), partial(inline.add_verdict, body, public(verification)))
+        body = seen or body
     await deliver(answer, response.status, headers, body)
 
 
@@ -47,7 +51,7 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
             answer.record.refusal = NO_ANSWER
         answer.record.evidence()
         raise failure
-    answer.record.show(body)
+    await answer.show(body)
     answer.record.evidence()
     answer.over()
     await deliver(answer, response.status, answer.their_headers(response), body)
@@ -56,7 +60,8 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
 async def deliver(answer: Answer, status: int, headers: Headers, body: bytes) -> None:
     """The head and the body; as the last event of a stream where the client has been promised one."""
     if answer.down.pinged:
-        await answer.down.write(_as_event(answer.generation.endpoint, status, body), last=True)
+        event = await sized(len(body), partial(_as_event, answer.generation.endpoint, status, body))
+        await answer.down.write(event, last=True)
         return
     # An answer that has no content has no length either (RFC 9110 8.6).
     length = [] if status == _NO_CONTENT else [(b"content-length", str(len(body)).encode())]

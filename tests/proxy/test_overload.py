@@ -6,10 +6,12 @@ import json
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
 from policies import coverage
+from proxy.relay.exchange import Exchange
 from tests.proxy.conftest import CHAT, Rig
 from tests.proxy.raw import POST
 from tests.support import wire
@@ -88,3 +90,26 @@ def test_an_answer_that_gives_way_is_nobodys_fault(make_rig: Callable[..., Rig],
     (backend,) = rig.proxy.services.backends.all
     wait_until(lambda: backend.outstanding == 0)
     assert backend.breaker.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("of_reply", "draining", "status"),
+    [
+        ({"broken": True}, False, 502),
+        ({"broken": True, "timed_out": True}, False, 504),
+        ({"broken": True, "given_up": True}, True, 503),
+        ({}, False, 499),
+        ({}, True, 503),
+        # A read that was not over in time by the client's own doing breaks nothing.
+        ({"timed_out": True}, False, 499),
+    ],
+)
+def test_what_counts_for_an_answer_whose_end_nobody_heard(
+    of_reply: dict[str, bool], draining: bool, status: int
+) -> None:
+    exchange = Exchange.__new__(Exchange)
+    reply = SimpleNamespace(**{"broken": False, "timed_out": False, "given_up": False} | of_reply)
+    vars(exchange).update(
+        _attempt=SimpleNamespace(reply=reply), _services=SimpleNamespace(drain=SimpleNamespace(over=draining))
+    )
+    assert exchange._cut_status() == status
