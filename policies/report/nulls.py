@@ -22,7 +22,9 @@ _WIDTH, _LEFT, _ROW = 680, 190, 24
 def cells_of(profile: Profile | None, check: Mapping[str, Any], choice: Evidence, replay: Replay | None) -> list[Cell]:
     """The cells that a check's score was held against."""
     name, metrics = check["name"], check["metrics"]
-    if profile is None or replay is None or name not in NAMES or metrics.get("n") is None:
+    if profile is None or replay is None or name not in NAMES:
+        return []
+    if any(metrics.get(each) is None for each in ("score", "p", "n")) or metrics["score"] < 0:
         return []
     length = max(int(metrics.get(NAMES[name]) or 0), SHORTEST_BAND)
     # Routing is judged by the same cells whatever was listed.

@@ -134,8 +134,8 @@ def _numbers(check: Mapping[str, Any], cells: Sequence[Cell]) -> str:
         if metrics.get(name) is not None
     ]
     drawn = []
-    if cells and (metrics.get("score") or 0.0) >= 0 and metrics.get("p") is not None:
-        drawn = [f"<p>{escaped(nulls.words(check, cells))}</p>", nulls.drawing(cells, float(metrics["score"] or 0.0))]
+    if cells:
+        drawn = [f"<p>{escaped(nulls.words(check, cells))}</p>", nulls.drawing(cells, float(metrics["score"]))]
     if not rows:
         return ""
     table = ["<details><summary>the numbers</summary>", "<table class=numbers>", *rows, "</table>", "</details>"]
