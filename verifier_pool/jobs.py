@@ -124,9 +124,11 @@ class _Response:
     def __init__(self, context: Context, id: str, choices: Sequence[Evidence], held: _Held) -> None:
         self._context = context
         self._id = id
-        self._choices = choices
         self._held = held
         self._intent = document(held.intent) or {}
+        # Evidence is handed out, and does not say whose it is.
+        owner = str(self._intent.get("owner", ""))
+        self._choices = choices = [replace(choice, owner=choice.owner or owner) for choice in choices]
         self._model = context.settings.models.get(choices[0].model, NO_MODEL)
         self._fit = [choice for choice in choices if can_replay(choice)]
 

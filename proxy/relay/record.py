@@ -133,7 +133,6 @@ class Record:
             "id": self.generation.id,
             "backend": self._backend.name,
             "model": self.generation.model,
-            "owner": self.generation.owner,
             "runtime": self._backend.runtime,
             "precision": self._backend.precision,
             "engine": self._backend.engine,
