@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from policies._sections import Section
+from policies._storage import Retain
 
 _MOST = 10**15
 """Numbers in a script of Redis are exact up to here."""
@@ -49,6 +50,8 @@ class ClientKey(Section):
             without a cap in a backend's standing, and alone.
         evidence: whose evidence bundles it may read: those of its `own` answers, of `all`, or `none`. Without one, its
             own; an admin key, all.
+        retain: what is kept of its answers' evidence once their verdict is final: `none`, `rejects` or `all`. Without
+            one, what `storage.retain` says.
         limits: its own, all of them, instead of the default ones.
     """
 
@@ -57,6 +60,7 @@ class ClientKey(Section):
     admin: bool = False
     operator: bool = False
     evidence: Literal["own", "all", "none"] | None = None
+    retain: Retain | None = None
     limits: LimitSettings | None = None
 
     @property

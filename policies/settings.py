@@ -29,7 +29,7 @@ from policies._rules import (
     WebhookSettings,
 )
 from policies._sections import Section, read_tree, says_nothing
-from policies._storage import StorageSettings
+from policies._storage import Retain, StorageSettings, keeps
 from policies._telemetry import TelemetrySettings
 from policies.errors import SettingsError
 
@@ -49,6 +49,7 @@ __all__ = [
     "ModelSettings",
     "ReceiptSettings",
     "ReferenceSettings",
+    "Retain",
     "RoutingSettings",
     "Settings",
     "StandingSettings",
@@ -60,6 +61,7 @@ __all__ = [
     "WebhookSettings",
     "embedded_dir",
     "hash_key",
+    "keeps",
     "parse_settings",
     "says_nothing",
     "store_url",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.receipt import Facts
+from policies.settings import Retain
 
 STORE_UNAVAILABLE = "store_unavailable"
 BACKLOG = "backlog"
@@ -27,6 +28,7 @@ class Generation:
 
     `recorded` turns false when the intent could not be written; such a response stays unverified. `declaration` is what
     its backend is declared to run (`policies.unit.declaration_of`). `operator` marks the operator's own traffic.
+    `retain` is what is kept of its evidence after the verdict.
     `endpoint` is `chat`, `completions`, or the path of another one, which is relayed unverified. `trace` is where it
     belongs in a trace (`policies.traceparent`), empty where it is not traced. Times are Unix seconds.
 
@@ -44,6 +46,7 @@ class Generation:
     backend: str = ""
     declaration: dict[str, str] = field(default_factory=dict)
     operator: bool = False
+    retain: Retain = "all"
     created: float = field(default_factory=time.time)
     recorded: bool = True
     trace: str = ""
@@ -67,6 +70,7 @@ class Generation:
             mode=self.mode,
             stream=self.stream,
             operator=self.operator,
+            retain=self.retain,
             request=self.request,
             instead_of=self.id,
         )
@@ -95,4 +99,5 @@ class Generation:
             "created": self.created,
             "mode": self.mode,
             "stream": self.stream,
+            **({} if self.retain == "all" else {"retain": self.retain}),
         }

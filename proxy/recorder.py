@@ -32,8 +32,10 @@ from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import (
     PREFIX,
     VERIFY_QUEUE,
+    evidence_key,
 )
 from verifier_pool.link.receipts import Settler
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import signer_of
 from verifier_pool.link.telemetry import names, spans
 from verifier_pool.link.telemetry.tracing import Tracing
@@ -68,6 +70,7 @@ class Recorder:
         metrics: Metrics,
         *,
         tracing: Tracing | None = None,
+        sealer: Sealer | None = None,
         max_items: int = 4096,
         max_bytes: int = 512 * 1024 * 1024,
     ) -> None:
@@ -80,6 +83,7 @@ class Recorder:
         self._outage = outage
         self._metrics = metrics
         self._tracing = tracing
+        self._sealer = sealer or Sealer()
         self._todo: queue.SimpleQueue[Finished | Unchecked | None] = queue.SimpleQueue()
         self._lost: deque[Unchecked] = deque(maxlen=_MOST_LOST)
         self._probe = connection.connect(url, timeout=_PROBE + more, connect_timeout=_PROBE, retries=0)
@@ -197,7 +201,7 @@ class Recorder:
             return None
         with aside():
             self._metrics.counted(generation, choices)
-        found = _packed(item, choices)
+        found = _packed(item, choices, self._sealer)
         already = [len(each.data) for each in before if each.backend == found.backend]
         if self._backlog.admits(generation.backend, len(found.data), already):
             return found
@@ -300,11 +304,12 @@ class Recorder:
             logger.exception("a generation has no record", extra={"id": item.generation.id})
 
 
-def _packed(item: Finished, choices: Sequence[Evidence]) -> Packed:
+def _packed(item: Finished, choices: Sequence[Evidence], sealer: Sealer) -> Packed:
     """Evidence as it is stored; without what its backend said where that cannot be."""
+    about = evidence_key(item.generation.id).encode()
     try:
-        return Packed(item, codec.pack(choices), choices)
+        return Packed(item, sealer.seal(codec.pack(choices), about), choices)
     except Exception:
         logger.exception("evidence cannot be packed", extra={"id": item.generation.id})
         rest = [unreadable(choice) for choice in choices]
-        return Packed(item, codec.pack(rest), rest)
+        return Packed(item, sealer.seal(codec.pack(rest), about), rest)

@@ -99,7 +99,7 @@ class Services:
             transport=transport,
             outage=outage,
             store=store,
-            recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing),
+            recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing, sealer=sealer),
             receipts=Receipts(redis_url, settings),
             metrics=metrics,
             tokenizers=tokenizers,

@@ -48,7 +48,7 @@ class Context:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "standings", Standings(self.store.redis, self.settings))
-        object.__setattr__(self, "stages", Stages(self.store.redis, self.settings.verification))
+        object.__setattr__(self, "stages", Stages(self.store.redis, self.settings.verification, self.store.sealer))
         object.__setattr__(self, "vouching", Vouching(self.stages))
         ttl = self.settings.verification.evidence_ttl
         object.__setattr__(self, "parts", Parts(self.store.redis, ttl, self.store.sealer))

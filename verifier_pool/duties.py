@@ -142,7 +142,7 @@ def replaying(
             if tick is not None:
                 tick()
 
-        stages = Stages(store.redis, settings.verification)
+        stages = Stages(store.redis, settings.verification, store.sealer)
         loop = ReplayLoop(
             served.model, served.reference, stages, stop, limits=served.limits, second=served.second, on_tick=between
         )

@@ -14,15 +14,17 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from policies.errors import ReplayError
+from policies.errors import NoSealingKey, ReplayError, SealError
 from policies.evidence import Replay
 from verifier_pool.link.queue import RETRY_SECONDS
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.packing import pack_outcomes, unpack_requests
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import FINAL_REASONS, REPLAY_JOB, UNREADABLE, Stamp, is_second, request_key, response_of
 from verifier_pool.rq_job import OurJob, RefusedJob
 
 ENGINE_FAILED = "engine_failed"
+NO_KEY = "no_sealing_key"
 SETTLED = FINAL_REASONS | {UNREADABLE}
 """Reasons that no other try can change."""
 
@@ -166,7 +168,7 @@ class Flight:
         return ENGINE_FAILED if self.failure is None else type(self.failure).__name__
 
 
-def read_flights(redis: Redis, ids: Sequence[str]) -> tuple[list[Flight], list[str]]:
+def read_flights(redis: Redis, ids: Sequence[str], sealer: Sealer) -> tuple[list[Flight], list[str]]:
     """The jobs of these ids with what each asks, in their order, and the ids of jobs that cannot be read."""
     pipeline = redis.pipeline(transaction=False)
     for id in ids:
@@ -178,13 +180,13 @@ def read_flights(redis: Redis, ids: Sequence[str]) -> tuple[list[Flight], list[s
     for id in ids:
         held, asked = next(found), next(found)
         try:
-            flights.append(_flight(redis, id, held, asked))
+            flights.append(_flight(redis, id, held, asked, sealer))
         except Exception:
             unreadable.append(id)
     return flights, unreadable
 
 
-def _flight(redis: Redis, id: str, held: dict[Any, Any], asked: bytes | None) -> Flight:
+def _flight(redis: Redis, id: str, held: dict[Any, Any], asked: bytes | None, sealer: Sealer) -> Flight:
     if not held:
         raise NoSuchJobError
     job = OurJob(id, connection=redis, serializer=JSONSerializer)
@@ -197,8 +199,13 @@ def _flight(redis: Redis, id: str, held: dict[Any, Any], asked: bytes | None) ->
         flight.void = True  # another process did it, or the response has its verdict
     else:
         try:
-            flight.requests = unpack_requests(asked)
+            key = request_key(response_of(id), second=flight.second)
+            flight.requests = unpack_requests(sealer.open(asked, key.encode()))
         except ReplayError as error:
             flight.outcomes = [error]
+        except NoSealingKey:
+            flight.outcomes = [ReplayError(NO_KEY)]  # another process may have it: this is tried again
+        except SealError:
+            flight.outcomes = [ReplayError(UNREADABLE)]
     flight.tokens = sum(request.tokens for request in flight.requests)
     return flight

@@ -21,7 +21,7 @@ from policies._storage import keeps
 from policies.case import sha256
 from policies.checks import VerdictWord
 from policies.documents import document
-from policies.errors import EvidenceError, OtherVersion, ReplayError
+from policies.errors import EvidenceError, NoSealingKey, OtherVersion, ReplayError, SealError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.judging import Grounds
 from policies.receipt import Facts, facts_of
@@ -53,7 +53,8 @@ FOLD_SECONDS = 1.0
 
 
 class _Held(NamedTuple):
-    """What Redis holds about a response: bytes as they were stored, None where there is nothing."""
+    """What Redis holds about a response, decrypted, and its replays also as they are stored; None where there is
+    nothing."""
 
     verdict: bytes | None
     evidence: bytes | None
@@ -61,6 +62,8 @@ class _Held(NamedTuple):
     audited: bytes | None
     replayed: bytes | None
     replayed_again: bytes | None
+    stored_replay: bytes | None = None
+    stored_second: bytes | None = None
 
 
 def verify(id: str) -> str:
@@ -89,7 +92,10 @@ def _advanced(context: Context, id: str, held: _Held) -> str:
     if held.verdict is not None:
         if held.replayed is not None or held.replayed_again is not None:
             _forget(context, id)  # a replay ran twice, and its second outcome came after the verdict
-        return str(orjson.loads(held.verdict).get("verdict"))
+        word = str(orjson.loads(held.verdict).get("verdict"))
+        if held.evidence is not None and not keeps((document(held.intent) or {}).get("retain"), word):
+            context.store.redis.unlink(evidence_key(id))  # it came after its verdict, `proxy_lost`
+        return word
     if held.evidence is None:
         return _settle_unverified(context, id, "evidence_expired")
     try:
@@ -189,10 +195,12 @@ class _Response:
     def _unvouched(self, *, again: bool) -> str | None:
         """What this pass comes to because the reference was not shown sound since it replayed the response; None when
         it was, or cannot be."""
-        outcome = self._held.replayed_again if again else self._held.replayed
+        held = self._held
+        outcome, stored = (held.replayed_again, held.stored_second) if again else (held.replayed, held.stored_replay)
         if outcome is None:
             return None
-        match self._context.vouching.counsel(self._id, self._choices[0].model, outcome, second=again):
+        vouching, model = self._context.vouching, self._choices[0].model
+        match vouching.counsel(self._id, model, outcome, second=again, stored=stored):
             case Counsel.WAITS:
                 return WAITING
             case Counsel.FORGOTTEN:
@@ -273,7 +281,28 @@ class _Response:
 def _held(context: Context, id: str) -> _Held:
     keys = [verdict_key(id), evidence_key(id), intent_key(id), audited_key(id)]
     keys += [outcome_key(id), outcome_key(id, second=True)]
-    return _Held(*cast("list[bytes | None]", context.store.redis.mget(keys)))
+    found = _Held(*cast("list[bytes | None]", context.store.redis.mget(keys)))
+    evidence, replayed, again = (_opened(context, keys[at], found[at]) for at in (1, 4, 5))
+    return found._replace(
+        evidence=evidence,
+        replayed=replayed,
+        replayed_again=again,
+        stored_replay=found.replayed,
+        stored_second=found.replayed_again,
+    )
+
+
+def _opened(context: Context, key: str, stored: bytes | None) -> bytes | None:
+    """A value as it was before it was encrypted; what cannot be decrypted is as good as damaged.
+
+    Raises OtherVersion where its key is not here: a worker that has it may come.
+    """
+    try:
+        return None if stored is None else context.store.sealer.open(stored, key.encode())
+    except NoSealingKey as error:
+        raise OtherVersion(str(error)) from error
+    except SealError:
+        return b""
 
 
 def _rejecting(verification: Verification) -> bool:

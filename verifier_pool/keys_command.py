@@ -4,8 +4,10 @@
     list            every key, of the settings and of Redis, and what it may use
     show NAME       one key, and what it used lately and in its budget's period
     limit NAME      give it other limits: those that are named, and no others
+    retain NAME     say what is kept of its answers' evidence: --keep none, rejects or all; without it, what the
+                    settings say
     revoke NAME     it lets nobody in any more, within two seconds; its name stays taken
-    forget NAME     drop what is left of a revoked or expired key, and what was counted of it
+    forget NAME     drop what is left of a revoked or expired key: what was counted of it, and its webhooks
 
 Without limits of its own a key has those of the settings (`limits`). A minute is any 60 seconds; a budget of tokens
 starts again every day or month (UTC), or never. docs/keys.md says more.
@@ -29,7 +31,7 @@ from pydantic import ValidationError
 
 from policies.errors import CountersignError
 from policies.settings import ClientKey, LimitSettings, Settings, StoredKey
-from verifier_pool.link import durable
+from verifier_pool.link import durable, receivers
 from verifier_pool.link.keys import KeyStore, described, issue, told
 from verifier_pool.link.trail import entry, terminal_actor
 from verifier_pool.runtime import answering, read_settings
@@ -38,6 +40,8 @@ from verifier_pool.terminal import plain, print_lines, table
 TIMEOUT = 5.0
 """Seconds that Redis has for an answer, twice."""
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_KEPT = ("none", "rejects", "all")
+_KEPT_TEXT = "what is kept of its answers' evidence after the verdict (default: what storage.retain says)"
 _LIMITS = {
     "requests_per_minute": "requests let in within any 60 seconds",
     "tokens_per_minute": "tokens within any 60 seconds, prompts and answers together",
@@ -70,6 +74,7 @@ def _create(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
             admin=arguments.admin,
             operator=arguments.operator,
             evidence=arguments.evidence,
+            retain=arguments.retain,
             limits=arguments.limits,
             expires=arguments.expires,
         )
@@ -152,6 +157,11 @@ def _limit(store: KeyStore, settings: Settings, arguments: argparse.Namespace) -
     return [f"{key.name}: {_limits_text(limits)}"]
 
 
+def _retain(store: KeyStore, settings: Settings, arguments: argparse.Namespace) -> list[str]:
+    key = _change(store, settings, arguments.name, "key.retain", retain=arguments.keep)
+    return [f"{key.name}: {key.retain or f'{settings.storage.retain} (default)'}"]
+
+
 def _revoke(store: KeyStore, settings: Settings, arguments: argparse.Namespace) -> list[str]:
     key, _ = _stored(store, settings, arguments.name)
     if key.revoked is not None:
@@ -170,6 +180,7 @@ def _forget(store: KeyStore, settings: Settings, arguments: argparse.Namespace) 
     if not store.change(key.name, before, None, *_entry(settings, "key.forget", key, None)):
         raise CountersignError(f"{key.name}: it was changed just now; nothing was done, try again")
     store.forget_counts(key)
+    receivers.forget_of(store.redis, settings, key.sha256)
     return [f"{key.name}: forgotten"]
 
 
@@ -262,6 +273,7 @@ _ACTIONS = {
     "list": _list,
     "show": _show,
     "limit": _limit,
+    "retain": _retain,
     "revoke": _revoke,
     "forget": _forget,
 }
@@ -288,6 +300,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=["own", "all", "none"],
         help="whose evidence bundles it may read (default: of its own answers; with --admin, all)",
     )
+    create.add_argument("--retain", choices=_KEPT, help=_KEPT_TEXT)
+    made["retain"].add_argument("--keep", choices=_KEPT, help=_KEPT_TEXT)
     create.add_argument("--expires", type=_moment, metavar="WHEN", help="30m, 12h, 90d, 8w from now, or a date (UTC)")
     return parser
 
@@ -304,6 +318,7 @@ _HELP = {
     "list": "every key, and what it may use",
     "show": "one key, and what it used",
     "limit": "give a key other limits, or none that are its own",
+    "retain": "say what is kept of its answers' evidence",
     "revoke": "let nobody in by it any more",
     "forget": "drop what is left of a revoked or expired key",
 }

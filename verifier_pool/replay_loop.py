@@ -135,7 +135,7 @@ class ReplayLoop(ReplayEndings):
             )
         if not self._hand:
             return 0
-        flights, unreadable = read_flights(self.connection, self._hand)
+        flights, unreadable = read_flights(self.connection, self._hand, self._stages.sealer)
         for id in unreadable:
             logger.error("job %s cannot be read; dropped", id)
             self._give_up(id, "job_unreadable")

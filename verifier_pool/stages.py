@@ -21,6 +21,7 @@ from policies.verification import traced
 from verifier_pool.link.fair import LANES, SUFFIXES, FairQueue, Stage, options
 from verifier_pool.link.queue import VERIFY_JOB, VERIFY_QUEUE, intent_key
 from verifier_pool.link.scripts import add_waiting
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.packing import pack_outcomes, pack_requests
 from verifier_pool.reference.base import ReplayRequest
 from verifier_pool.replays import (
@@ -42,11 +43,16 @@ ALIVE = frozenset(
 
 
 class Stages:
-    """Queues the jobs of responses. Redis's own errors pass through."""
+    """Queues the jobs of responses. Redis's own errors pass through.
 
-    def __init__(self, redis: Redis, settings: VerificationSettings) -> None:
+    Args:
+        sealer: seals what references are asked, and what came of it.
+    """
+
+    def __init__(self, redis: Redis, settings: VerificationSettings, sealer: Sealer | None = None) -> None:
         self.redis = redis
         self.settings = settings
+        self.sealer = sealer or Sealer()
         self._verify = FairQueue(VERIFY_QUEUE, connection=redis)
         self._replay: dict[str, FairQueue] = {}
 
@@ -73,7 +79,8 @@ class Stages:
         try:
             if status == JobStatus.FAILED.value:
                 raise ReplayError(FAILED)  # whoever saw it died before saying so
-            packed = pack_requests(requests)
+            key = request_key(id, second=second)
+            packed = self.sealer.seal(pack_requests(requests), key.encode())
         except ReplayError as error:
             self._answered(id, pack_outcomes([error]), who, second=second)
             return
@@ -85,7 +92,7 @@ class Stages:
         kept["meta"] |= traced(intent or {})
         with self.redis.pipeline() as pipeline:
             queue.enqueue(REPLAY_JOB, id, second, pipeline=pipeline, **kept)
-            pipeline.set(request_key(id, second=second), packed, ex=ttl)
+            pipeline.set(key, packed, ex=ttl)
             add_waiting(pipeline, id, backend, len(packed))
             pipeline.zadd(REPLAYING, {job: time.time() + self.settings.replay_wait}, nx=True)
             pipeline.execute()
@@ -101,9 +108,9 @@ class Stages:
             meta: of the replay's job.
             pipeline: runs it, in one transaction.
         """
-        self._answer(id, outcomes, _who_of(meta), pipeline, second)
+        size = self._answer(id, outcomes, _who_of(meta), pipeline, second)
         if meta.get("backend"):
-            add_waiting(pipeline, id, str(meta["backend"]), len(outcomes) - int(meta.get("size", 0)))
+            add_waiting(pipeline, id, str(meta["backend"]), size - int(meta.get("size", 0)))
 
     def give_up(self, id: str, reason: str, *, second: bool) -> None:
         """Have a response judged without a replay, which ends for this reason unless another outcome is there."""
@@ -149,13 +156,17 @@ class Stages:
             self._answer(id, outcomes, who, pipeline, second)
             pipeline.execute()
 
-    def _answer(self, id: str, outcomes: bytes, who: Mapping[str, Any], pipeline: Any, second: bool) -> None:
+    def _answer(self, id: str, outcomes: bytes, who: Mapping[str, Any], pipeline: Any, second: bool) -> int:
+        """Returns how many bytes are kept."""
         stage: Stage = "judge2" if second else "judge"
         kept = options(id, self.settings, stage=stage, **who) | {"result_ttl": 0}
         self._verify.enqueue(VERIFY_JOB, id, pipeline=pipeline, **kept)
-        pipeline.set(outcome_key(id, second=second), outcomes, nx=True, ex=self.settings.evidence_ttl)
+        key = outcome_key(id, second=second)
+        sealed = self.sealer.seal(outcomes, key.encode())
+        pipeline.set(key, sealed, nx=True, ex=self.settings.evidence_ttl)
         pipeline.zrem(REPLAYING, replay_job(id, second=second))
         pipeline.delete(request_key(id, second=second))
+        return len(sealed)
 
     def _intent(self, id: str) -> dict[str, Any]:
         return document(cast("bytes | None", self.redis.get(intent_key(id)))) or {}

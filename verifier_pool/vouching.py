@@ -90,14 +90,16 @@ class Vouching:
 
     # Those who judge
 
-    def counsel(self, id: str, model: str, outcome: bytes, *, second: bool) -> Counsel:
-        """What to do about a response that this outcome speaks against.
+    def counsel(self, id: str, model: str, outcome: bytes, *, second: bool, stored: bytes | None = None) -> Counsel:
+        """What to do about a response that this outcome speaks against, which Redis holds as `stored` where it is
+        sealed there.
 
         One without a stamp was made by a reference that has no canaries, and stands.
         """
         stamp = stamp_of(outcome)
         if stamp is None:
             return Counsel.STANDS
+        stored = outcome if stored is None else stored
         until = self._begin(id, second)
         word = self._word(stamp)
         if word is _Word.OPEN and time.time() < until:
@@ -109,9 +111,9 @@ class Vouching:
             return Counsel.WAITS
         if word is _Word.UNSOUND:
             logger.warning("a replay of %s is forgotten: its reference computed wrong numbers", id, extra={"id": id})
-            self._forget(id, outcome, UNSOUND, second, f"{model}{':second' if second else ''}:unsound")
+            self._forget(id, stored, UNSOUND, second, f"{model}{':second' if second else ''}:unsound")
         else:
-            self._forget(id, outcome, OVERDUE if time.time() >= until else "", second)
+            self._forget(id, stored, OVERDUE if time.time() >= until else "", second)
         return Counsel.FORGOTTEN
 
     def _begin(self, id: str, second: bool) -> float:

@@ -143,6 +143,7 @@ def deliver(id: str) -> str | Retry:
             wait = max(float(more) - now, 0.0) + random.uniform(1.0, 3.0 + waiting / A_SECOND)
             if now + wait > found.since + deliveries.lifetime(retries_of(settings, endpoint.id)):
                 _give_up(context, found, endpoint.url, "down", "its webhook failed for as long as it may be tried")
+            deliveries.postpone(redis, found, now + wait)
             return Retry(max=_AGAIN, interval=round(wait))
     return _try(context, endpoint, found, failures=int(more))
 
@@ -171,10 +172,11 @@ def _try(context: Context, endpoint: Endpoint, found: Delivery, *, failures: int
     retries = retries_of(settings, endpoint.id)
     why = str(outcome.status or outcome.error)
     logger.warning("delivery %s, try %d: %s", found.id, found.tries + 1, why, extra={"id": found.event})
-    noted["paused"] = now + pause(retries, failures, outcome, random.random())
+    draw = random.random()
+    noted["paused"] = now + pause(retries, failures, outcome, draw)
     gone = outcome.status == 410
     last = gone or found.tries >= len(retries)
-    wait = 0 if last else next_wait(retries, found.tries, outcome.retry_after, random.random())
+    wait = 0 if last else next_wait(retries, found.tries, outcome.retry_after, draw)
     noted |= {"status": "failed"} if last else {"status": "retrying", "next": now + wait}
     off = deliveries.end(redis, found, rules, now, outcome="gone" if gone else "bad", **noted)
     if off:
@@ -196,7 +198,7 @@ def next_wait(retries: Sequence[int], attempt: int, retry_after: float | None, d
     return round(max(wait, min(retry_after or 0.0, MAX_RETRY_AFTER)))
 
 
-def pause(retries: Sequence[int], failures: int, outcome: delivery.Outcome, draw: float) -> float:
+def pause(retries: Sequence[int], failures: int, outcome: delivery.Outcome, draw: float) -> int:
     """Seconds for which nothing is tried at a webhook that failed: as long as a delivery waits that failed so often, an
     hour at most; or longer where it asked for that, being overloaded.
 
@@ -205,7 +207,7 @@ def pause(retries: Sequence[int], failures: int, outcome: delivery.Outcome, draw
     """
     wait = min(retries[min(failures, len(retries) - 1)] if retries else 0, MAX_PAUSE) * (1 + JITTER * draw)
     asked = min(outcome.retry_after or 0.0, MAX_RETRY_AFTER) if outcome.status in _SLOW_DOWN else 0.0
-    return max(wait, asked)
+    return round(max(wait, asked))
 
 
 def retries_of(settings: Settings, endpoint: str) -> tuple[int, ...]:

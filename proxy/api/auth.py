@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from policies.errors import AuthenticationFailed, KeysUnavailable, StoreUnavailable
-from policies.settings import ClientKey, LimitSettings, hash_key
+from policies.settings import ClientKey, LimitSettings, Retain, hash_key
 from proxy.limits.registry import Registry
 from verifier_pool.link.keys import LONGEST, id_of
 
@@ -36,6 +36,7 @@ class Client:
         operator: it is the operator.
         limits: what it may use; None where there is no limit.
         evidence: whose evidence bundles it may read: `own`, `all` or `none`.
+        retain: what is kept of its answers' evidence; None is what the settings say.
         known_as: its name in the audit log, where that is not its key's.
     """
 
@@ -46,6 +47,7 @@ class Client:
     id: str = ""
     limits: LimitSettings | None = None
     evidence: str = "own"
+    retain: Retain | None = None
     known_as: str = ""
 
     @property
@@ -101,7 +103,7 @@ class Keys:
         key = self._keys.get(digest) or self._stored(digest)
         if hmac.compare_digest(key.sha256 if key else "0" * 64, digest) and key is not None:
             own = self._of(key.limits)
-            return Client(digest, key.name, key.admin, key.operator, id_of(digest), own, key.may_read)
+            return Client(digest, key.name, key.admin, key.operator, id_of(digest), own, key.may_read, key.retain)
         if self._keys or (self._registry is not None and self._registry.any):
             raise AuthenticationFailed(_REFUSED)
         if not is_this_machine(headers, peer):

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from policies.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
-from policies.settings import ClientKey, LimitSettings, StoredKey
+from policies.settings import ClientKey, LimitSettings, Retain, StoredKey
 from proxy.api.asking import body_of, unsure
 from proxy.api.auth import Client
 from proxy.api.routes import TheServices
@@ -40,17 +40,19 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     admin: bool = False
     operator: bool = False
     evidence: Literal["own", "all", "none"] | None = None
+    retain: Retain | None = None
     limits: dict[str, Any] | None = None
     expires: float | None = None
 
 
-class _Limited(msgspec.Struct, forbid_unknown_fields=True):
-    """Other limits for a key."""
+class _Other(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be changed of a key; null is what the settings say."""
 
-    limits: dict[str, Any] | None
+    limits: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+    retain: Retain | msgspec.UnsetType | None = msgspec.UNSET
 
 
-_LIMITS_ALONE = '{"limits": {…} or null}'
+_OTHER = '{"limits": {…} or null, "retain": "none", "rejects", "all" or null}, or one of them'
 
 
 @router.get("")
@@ -74,6 +76,7 @@ async def create(request: Request, services: TheServices, admin: Admin, response
             admin=wanted.admin,
             operator=wanted.operator,
             evidence=wanted.evidence,
+            retain=wanted.retain,
             limits=limits,
             expires=wanted.expires,
         )
@@ -97,15 +100,23 @@ async def one(name: str, services: TheServices, admin: Admin) -> dict[str, Any]:
 
 
 @router.patch("/{name}")
-async def limit(request: Request, name: str, services: TheServices, admin: Admin, response: Response) -> dict[str, Any]:
-    """Give a key other limits, all of them; null is those of the settings, {} is none."""
-    limits = _limits((await body_of(request, _Limited, _LIMITS_ALONE)).limits)
+async def change(
+    request: Request, name: str, services: TheServices, admin: Admin, response: Response
+) -> dict[str, Any]:
+    """Give a key other limits, all of them (null is those of the settings, {} is none), or have other evidence kept."""
+    wanted, other = await body_of(request, _Other, _OTHER), dict[str, Any]()
+    if wanted.limits is not msgspec.UNSET:
+        other["limits"] = _limits(wanted.limits)
+    if wanted.retain is not msgspec.UNSET:
+        other["retain"] = wanted.retain
+    if not other:
+        raise InvalidRequest(f"the body is {_OTHER}")
     key = await _known(services, name)
     if not isinstance(key, StoredKey):
         raise Conflict("this key is in the settings, and can only be changed there")
     before = await services.store.key(name)
-    changed = key.model_copy(update={"limits": limits})
-    done = None if before is None else await _change(services, admin, response, "key.limit", key, before, changed)
+    changed, action = key.model_copy(update=other), "key.limit" if "limits" in other else "key.retain"
+    done = None if before is None else await _change(services, admin, response, action, key, before, changed)
     if done is None:
         raise Conflict("the key was changed just now; nothing was done, try again")
     return _shown(changed) | done

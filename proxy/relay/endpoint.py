@@ -103,6 +103,7 @@ class RelayEndpoint:
             mode=mode,
             stream=False,
             operator=client.operator,
+            retain=client.retain or services.settings.storage.retain,
             request=body.sha256,
         )
         pass_on = ((scope.get("extensions") or {}).get(PASS_ON) or {}).get("now")

@@ -370,7 +370,7 @@ def test_the_worker_brings_its_own_webhook_process(redis: Redis, valkey_url: str
 
 def test_no_event_is_lost_over_kill_9(redis: Redis, valkey_url: str, tmp_path: object) -> None:
     """Senders are killed while they send; every event arrives, with one body each."""
-    ids, got = [f"{n:032x}" for n in range(40)], threading.Event()
+    ids, got = [f"{n:032x}" for n in range(20)], threading.Event()
 
     def slow(handler: Any) -> None:
         got.set()
@@ -378,7 +378,7 @@ def test_no_event_is_lost_over_kill_9(redis: Redis, valkey_url: str, tmp_path: o
         status(200)(handler)
 
     with listening(Receiver(slow)) as receiver:
-        path = _configured(str(tmp_path), hooked(valkey_url, receiver, (1, 1, 1), deliveries={"senders": 2}))
+        path = _configured(str(tmp_path), hooked(valkey_url, receiver, (1, 1, 1), deliveries={"senders": 4}))
         code = (
             "import sys; from verifier_pool.loop import Loop; Loop.patience = 2; Loop.pulse = 0.5;"
             "from verifier_pool import rq_job; rq_job.STRANDED_SECONDS = 1;"
@@ -388,7 +388,7 @@ def test_no_event_is_lost_over_kill_9(redis: Redis, valkey_url: str, tmp_path: o
         store = Store(redis, verdict_ttl=600, webhook=True)
         for id in ids:
             store.settle(unverified(id, "backlog", None, 5.5), None)
-        for _ in range(3):
+        for _ in range(2):
             got.clear()
             process = rig.start(code, "--config", path, "--only", "webhooks")
             assert got.wait(PATIENCE)

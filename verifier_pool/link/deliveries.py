@@ -29,7 +29,7 @@ from rq.job import Job
 from policies.settings import DeliverySettings
 from policies.subscription import TEST
 from verifier_pool import RQ_PREFIX
-from verifier_pool.link.delivery_scripts import AGAIN, BEGIN, END, PLAN
+from verifier_pool.link.delivery_scripts import AGAIN, BEGIN, END, PLAN, POSTPONE
 from verifier_pool.link.endpoints import Endpoint
 from verifier_pool.link.events import Happened
 from verifier_pool.link.fair import LANES, FairQueue
@@ -227,6 +227,11 @@ def end(
     arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, rules.log, _DELIVERY]
     arguments += [f"{paused:.3f}", url, rules.disable_after]
     return cast(bytes, redis.eval(END, len(keys), *keys, *arguments)).decode()
+
+
+def postpone(redis: Redis, delivery: Delivery, until: float) -> None:
+    """Note when a delivery comes up again that may not be tried now."""
+    redis.eval(POSTPONE, 1, delivery_key(delivery.id), f"{until:.3f}")
 
 
 def again(redis: Redis, rules: DeliverySettings, retries: Sequence[int], id: str) -> str | None:

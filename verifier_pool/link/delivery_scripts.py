@@ -59,6 +59,9 @@ until when this try may take, how many may be sent at once, the URL. Returns a w
 when, with `send` how often it failed lately; and how many wait.
 """
 
+POSTPONE = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'next', ARGV[1]) end"
+"""Lua: note when a delivery (KEYS) comes up again (ARGV, Unix second)."""
+
 END = """
 redis.call('ZREM', KEYS[3], ARGV[1])
 local known = redis.call('EXISTS', KEYS[1]) == 1

@@ -32,7 +32,7 @@ VERSION = PREFIX + "keys-version"
 LONGEST = 512
 """Bytes of a key's text beyond which nobody looks further."""
 _PREFIX_BYTES = 5
-_TOLD = ("admin", "operator", "evidence", "limits", "prefix", "expires", "revoked")
+_TOLD = ("admin", "operator", "evidence", "retain", "limits", "prefix", "expires", "revoked")
 
 
 def new_text() -> tuple[str, str]:
@@ -96,7 +96,8 @@ def issue(name: str, created: float, **more: Any) -> tuple[str, StoredKey]:
 def described(key: ClientKey, now: float) -> dict[str, Any]:
     """What there is to say of a key, as JSON; nothing that would let anybody in."""
     limits = None if key.limits is None else key.limits.model_dump(exclude_none=True)
-    found = {"name": key.name, "admin": key.admin, "operator": key.operator, "evidence": key.may_read, "limits": limits}
+    found = {"name": key.name, "admin": key.admin, "operator": key.operator, "evidence": key.may_read}
+    found |= {"retain": key.retain, "limits": limits}
     if not isinstance(key, StoredKey):
         return {**found, "from": "settings", "state": "active"}
     state = "revoked" if key.revoked is not None else "active" if key.usable(now) else "expired"
@@ -122,24 +123,24 @@ class KeyStore:
     """The keys in Redis, for a command at a terminal."""
 
     def __init__(self, redis: Redis, durability: DurabilitySettings | None = None) -> None:
-        self._redis = redis
+        self.redis = redis
         self._durability = durability or DurabilitySettings()
         self._show = redis.register_script(SHOW)
 
     def all(self) -> tuple[list[StoredKey], int]:
         """See `read`."""
-        return read(cast("list[bytes]", self._redis.hvals(KEYS)))
+        return read(cast("list[bytes]", self.redis.hvals(KEYS)))
 
     def get(self, name: str) -> tuple[StoredKey | None, str]:
         """A key's record, None where there is none or it cannot be read, and how it is stored."""
-        stored = cast("bytes | None", self._redis.hget(KEYS, name))
+        stored = cast("bytes | None", self.redis.hget(KEYS, name))
         found, _ = read([stored] if stored else [])
         return found[0] if found else None, (stored or b"").decode(errors="surrogateescape")
 
     def change(self, name: str, before: str, after: StoredKey | None, entry: str = "", most: int = 1) -> bool:
         """Put a record in the place of what was stored; false when that has changed. See `change_arguments`, and
         `trail.change` for what it raises."""
-        return trail.change(self._redis, self._durability, *change_arguments(name, before, after, entry, most))
+        return trail.change(self.redis, self._durability, *change_arguments(name, before, after, entry, most))
 
     def use(self, key: ClientKey, every: str) -> Use:
         """What is counted of it; `every` is its budget's period."""
@@ -147,4 +148,4 @@ class KeyStore:
 
     def forget_counts(self, key: StoredKey) -> None:
         """Drop what was counted of it."""
-        self._redis.delete(*counted_keys(id_of(key.sha256)))
+        self.redis.delete(*counted_keys(id_of(key.sha256)))

@@ -153,6 +153,14 @@ def removed(house: House, asker: Asker, id: str) -> None:
     delivery_log.forget(house.redis, id)
 
 
+def forget_of(redis: Redis, settings: Settings, owner: str) -> None:
+    """Drop the webhooks of a client key that is gone."""
+    for each in endpoints.owned(endpoints.every(redis, settings), owner):
+        _, stored = endpoints.one(redis, settings, each.id)
+        endpoints.change(redis, settings, each.id, stored, None, "")
+        delivery_log.forget(redis, each.id)
+
+
 def tried(house: House, asker: Asker, id: str) -> dict[str, Any]:
     """Send a webhook an event that says nothing; returns it. Raises Conflict while it is switched off."""
     endpoint, _ = _known(house, asker, id)
