@@ -102,16 +102,18 @@ def test_its_life(run: Run, store: KeyStore) -> None:
     assert run("limit", "app", "--concurrency", "3") == (0, "app: 3 at once\n", "")
     assert run("limit", "app", "--unlimited") == (0, "app: none\n", "")
     assert run("limit", "app") == (0, "app: default\n", "")
+    assert run("retain", "app", "--keep", "rejects") == (0, "app: rejects\n", "")
+    assert run("retain", "app") == (0, "app: all (default)\n", "")
     assert run("revoke", "app") == (0, "app: revoked\n", "")
     assert run("revoke", "app")[0] == 1
     assert run("create", "app")[0] == 1
     assert "revoked" in run("list")[1]
     leases = counted_keys(id_of(store.all()[0][0].sha256))[1]
-    store._redis.zadd(leases, {"a request": time.time() * 1000 + 60_000})
+    store.redis.zadd(leases, {"a request": time.time() * 1000 + 60_000})
     code, _, err = run("forget", "app")
     assert code == 1
     assert "1 requests of it are under way" in err
-    store._redis.delete(leases)
+    store.redis.delete(leases)
     assert run("forget", "app") == (0, "app: forgotten\n", "")
     assert run("show", "app")[0] == 1
     assert store.all() == ([], 0)
@@ -125,6 +127,7 @@ def test_what_is_in_the_settings_is_shown_and_not_changed(run: Run) -> None:
         "admin": True,
         "operator": False,
         "evidence": "all",
+        "retain": None,
         "limits": None,
         "from": "settings",
         "state": "active",

@@ -22,14 +22,13 @@ from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.test_webhooks import SECRET, hooked, run
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool.jobs import verify
-from verifier_pool.link import fair, letters
+from verifier_pool.link import deliveries, fair, letters
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import (
     OPEN,
     VERIFY_JOB,
     VERIFY_QUEUE,
     WEBHOOK_QUEUE,
-    disabled_key,
     evidence_key,
     verdict_key,
     waiting_key,
@@ -256,7 +255,7 @@ def test_a_replay_that_is_given_up_is_not_asked_for_again(redis: Redis, valkey_u
     assert said["why"] == "its generation is being judged without this replay"
 
 
-@pytest.mark.parametrize("how", [["--all"], ["webhook-" + "a" * 32], ["a" * 32]])
+@pytest.mark.parametrize("how", [["--all"], ["webhook-settings-1"], ["a" * 32]])
 def test_a_webhook_is_sent_again(
     redis: Redis, valkey_url: str, tmp_path: Path, command: Command, how: Sequence[str]
 ) -> None:
@@ -265,12 +264,13 @@ def test_a_webhook_is_sent_again(
     (letter,) = command.json("list")["dead"]
     assert (letter["stage"], letter["reason"], letter["id"]) == ("webhook", "DeliveryFailed", "a" * 32)
     assert "no webhook" in command.json("requeue", *how, code=how != ["--all"])[0]["why"]
+    state = deliveries.state_key("settings")
     with listening(Receiver(status(200))) as again:
         webhook = {"url": again.url, "secret": SECRET, "allow_private": True}
         command.configure(redis_url=valkey_url, webhook=webhook)
-        redis.set(disabled_key(again.url), "1")
+        redis.hset(state, mapping={"disabled": "gone", "disabled_url": again.url})
         assert "switched off" in command.json("requeue", *how, code=how != ["--all"])[0]["why"]
-        redis.delete(disabled_key(again.url))
+        redis.delete(state)
         assert command.json("requeue", *how)[0]["done"]
         run(redis, hooked(valkey_url, again, ()))
         assert len(again.requests) == 1
@@ -280,12 +280,11 @@ def test_a_webhook_is_sent_again(
 
 def test_what_a_webhook_told_expired(redis: Redis, valkey_url: str, command: Command) -> None:
     with listening(Receiver(status(500))) as receiver:
-        rules = hooked(valkey_url, receiver, ())
-        redis.zadd("{countersign}:outbox", {"event:" + "b" * 32: 1})
-        run(redis, rules)
+        run(redis, hooked(valkey_url, receiver, ()), "b" * 32)
         command.configure(redis_url=valkey_url, webhook={"url": receiver.url, "secret": SECRET, "allow_private": True})
+    redis.delete(deliveries.delivery_key("settings-1"))
     (letter,) = command.json("list")["dead"]
-    assert letter["id"] == "event:" + "b" * 32
+    assert letter["id"] == "settings-1"
     assert "expired" in command.json("requeue", letter["id"], code=1)[0]["why"]
     assert command.json("drop", letter["job"])[0]["done"]
 

@@ -59,7 +59,7 @@ def undecided(redis: Redis, ids: list[str]) -> bool:
     return redis.exists(*map(verdict_key, ids)) == 0
 
 
-def work(redis: Redis, rules: Any, times: int = 30) -> None:
+def work(redis: Redis, rules: Any, times: int = 8) -> None:
     for _ in range(times):
         rig.worker(redis, rules).serve(burst=True)
         due_now(redis)
@@ -99,7 +99,7 @@ def test_a_release_that_fails_at_everything_burns_no_backlog(
 
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "on_grounds", broken)
-        for _ in range(30):
+        for _ in range(8):
             worker.serve(burst=True)
             due_now(redis)
         assert undecided(redis, ids)
@@ -122,7 +122,7 @@ def test_answers_that_break_a_check_end_while_others_pass(
 
     monkeypatch.setattr(jobs, "on_grounds", broken)
     worker = rig.worker(redis, rules)
-    for _ in range(40):
+    for _ in range(20):
         good = rig.submit(redis, rules, [answer()])
         worker.serve(burst=True)
         assert rig.verdict_of(redis, good)["verdict"] == "unaudited"

@@ -283,7 +283,7 @@ def test_the_log_is_bounded_and_expires(redis: Redis, valkey_url: str) -> None:
         rules = hooked(valkey_url, receiver, deliveries={"log": 3, "log_ttl": 100})
         run(redis, rules, *[f"{n:032x}" for n in range(6)])
     assert [each.number for each in log(redis)] == [6, 5, 4]
-    keys = redis.keys(deliveries.delivery_key("*")) + [deliveries.over_key(SETTINGS)]
+    keys = [*redis.keys(deliveries.delivery_key("*")), deliveries.over_key(SETTINGS)]
     assert len(keys) == 4
     assert all(0 < redis.ttl(key) <= 100 for key in keys)
     assert [each.number for each in delivery_log.log(redis, SETTINGS, limit=1, before=6)] == [5]
@@ -296,7 +296,8 @@ def test_an_event_is_planned_once_whoever_dies_in_between(redis: Redis, valkey_u
     store.settle(unverified(ID, "backlog", None, 5.5), None)
     happened = webhooks._happened(store, rules, ID)
     endpoint = endpoints.of_settings(rules)
-    assert happened is not None and endpoint is not None
+    assert happened is not None
+    assert endpoint is not None
     made = [deliveries.plan(redis, rules.deliveries, (), happened, [(endpoint, "t")], ID) for _ in range(2)]
     assert made == [["settings-1"], []]
     assert redis.zrange(UNQUEUED, 0, -1) == [b"settings-1"]

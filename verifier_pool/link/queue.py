@@ -190,7 +190,3 @@ def standing_field(backend: str, declaration: str) -> str:
     Its value is JSON: `policies.standing.brief` of the record. A new backend has none.
     """
     return f"{backend}:{declaration}"
-
-
-def disabled_key(url: str) -> str:
-    return PREFIX + "x"

@@ -12,9 +12,9 @@ import pytest
 from rq.serializers import JSONSerializer
 
 from tests.proxy.admin.conftest import BOSS, KEYS, House, eventually
-from verifier_pool.link import orders, running, trail
+from verifier_pool.link import deliveries, orders, running, trail
 from verifier_pool.link.fair import FairQueue
-from verifier_pool.link.queue import OUTBOX, VERIFY_JOB, VERIFY_QUEUE, disabled_key, queue_of
+from verifier_pool.link.queue import VERIFY_JOB, VERIFY_QUEUE, queue_of
 
 HOOK = {
     "url": "https://us3r:pa55@example.com:8443/secret-path?token=query",
@@ -112,15 +112,16 @@ def test_profiles_are_what_workers_say(house: House) -> None:
 def test_the_webhook_is_shown_tried_and_resumed(open_house: Callable[..., House]) -> None:
     house = open_house(webhook=HOOK)
     (shown,) = house.get("/admin/webhooks")["data"]
-    assert (shown["url"], shown["disabled"], shown["failed"]) == ("https://example.com:8443", False, 0)
+    assert (shown["url"], shown["disabled"], shown["failures"]) == ("https://example.com:8443", False, 0)
     tried = house.admin.post("/admin/webhooks/test?wait=0")
     assert (tried.status_code, tried.json()["status"]) == (202, "waiting")
-    assert house.redis.zrange(OUTBOX, 0, -1) == [f"event:{tried.json()['id']}".encode()]
+    assert house.redis.zrange(deliveries.UNQUEUED, 0, -1) == [tried.json()["delivery"].encode()]
     assert house.admin.post("/admin/webhooks/resume").status_code == 409
-    house.redis.set(disabled_key(HOOK["url"]), "x")
+    off = {"disabled": "gone", "disabled_url": HOOK["url"]}
+    house.redis.hset(deliveries.state_key("settings"), mapping=off)
     assert house.get("/admin/webhooks")["data"][0]["disabled"]
     assert house.admin.post("/admin/webhooks/test").status_code == 409
-    assert house.admin.post("/admin/webhooks/resume").json() == {"object": "webhook", "disabled": False}
+    assert not house.admin.post("/admin/webhooks/resume").json()["disabled"]
     assert house.get("/admin/webhooks/failures")["data"] == []
     actions = [each["action"] for each in house.audit(action="webhook.")]
     assert actions == ["webhook.resume", "webhook.test"]
