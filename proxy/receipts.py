@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,16 +16,16 @@ from policies import jws
 from policies.errors import ReceiptError, SealError, StoreFailed, StoreUnavailable
 from policies.settings import Settings
 from proxy.tasks import end
-from verifier_pool.link import connection, durable
-from verifier_pool.link.log import Log
+from verifier_pool.link import connection
+from verifier_pool.link.log import DURABLE_SECONDS, Log
 from verifier_pool.link.signing import signer_of
 
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 5.0
-"""Seconds that Redis has for an answer, and for what durability takes."""
+_PATIENCE = 2.0
+"""Seconds that Redis has for a connection, and for an answer besides what durability takes."""
 _AT_ONCE = 4
 _PUBLISHED_SECONDS = 10.0
 """How long what is published is taken to be that still: anybody may ask, as often as they like."""
@@ -38,7 +39,7 @@ class Receipts:
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
-        patience = _PATIENCE + durable.seconds(settings.durability)
+        patience = _PATIENCE + max(DURABLE_SECONDS, settings.durability.timeout)
         self._redis = connection.connect(url, timeout=patience, connect_timeout=_PATIENCE, retries=1)
         self._signer = signer_of(self._redis, settings)
         self._log = Log(self._redis, self._signer, settings.durability)
@@ -88,6 +89,9 @@ class Receipts:
         return self._published
 
     async def _keep(self) -> None:
+        with contextlib.suppress(StoreUnavailable, StoreFailed):
+            # A key that has to be made is there before a Redis that fills up could keep it from being.
+            await self.published()
         while True:
             seconds = self._settings.head_seconds
             await asyncio.sleep(seconds)

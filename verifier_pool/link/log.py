@@ -29,8 +29,8 @@ MOST_ENTRIES = 1024
 _BITS = TILE.bit_length() - 1
 _AT_ONCE = 64
 """Tiles that are read in one step."""
-_SECONDS = 2.0
-"""That Redis may take to have the log on disk before its head is shown."""
+DURABLE_SECONDS = 2.0
+"""That Redis may take to have the log on disk before its head is shown, unless `durability.timeout` is longer."""
 
 _STATE = """
 local now = redis.call('TIME')
@@ -78,7 +78,7 @@ class Log:
     """The log, for reading and for signing its heads. Redis's own errors pass through.
 
     Args:
-        redis: a client whose answers may take two seconds.
+        redis: a client whose answers may take longer than `DURABLE_SECONDS`.
         rules: what has to have the leaves before a head of them is shown; the file of a Redis that keeps one has.
     """
 
@@ -171,7 +171,7 @@ class Log:
 
         A Redis without a file of its own loses the log with everything else, and begins another one.
         """
-        rules = self._rules.model_copy(update={"aof": True, "timeout": max(_SECONDS / 2, self._rules.timeout)})
+        rules = self._rules.model_copy(update={"aof": True, "timeout": max(DURABLE_SECONDS, self._rules.timeout)})
         try:
             self._ask_durable(rules)
         except durable.NotDurable as error:
