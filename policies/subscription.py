@@ -48,7 +48,9 @@ Word = Literal["pass", "reject", "inconclusive", "withheld", "unaudited", "unver
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 LONGEST_URL = 2048
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
-_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,254}}\Z){_LABEL}(?:\.{_LABEL})*\.?")
+_PORTS = {"https": 443, "http": 80}
 
 
 class Subscription(Section):
@@ -102,8 +104,8 @@ def check_url(url: str, rules: DeliverySettings) -> None:
     if "@" in parts.netloc or "\\" in url or parts.fragment or "#" in url:
         raise ValueError("a URL without a user, a password, a backslash or a fragment")
     _check_host(parts, rules)
-    if rules.ports and (port or (443 if parts.scheme == "https" else 80)) not in rules.ports:
-        raise ValueError(f"its port is one of {', '.join(map(str, rules.ports))}")
+    if port == 0 or (rules.ports and (port or _PORTS[parts.scheme]) not in rules.ports):
+        raise ValueError(f"its port is one of {', '.join(map(str, rules.ports)) or '1 to 65535'}")
 
 
 def _check_host(parts: SplitResult, rules: DeliverySettings) -> None:
