@@ -75,7 +75,6 @@ def examined(rig: Rig, data: bytes) -> Examination:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bundle_shows_what_was_judged(make_rig: Callable[..., Rig], stream: bool) -> None:
     rig = make_rig(keys=KEYS)
-    rig.redis.flushall()
     with working(rig):
         id = answered(rig, stream=stream)
     response = ask(rig, id).raise_for_status()
@@ -99,7 +98,6 @@ def test_a_bundle_shows_what_was_judged(make_rig: Callable[..., Rig], stream: bo
 
 def test_who_may_read_it(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(keys=KEYS)
-    rig.redis.flushall()
     with working(rig):
         id, other = answered(rig), answered(rig, "shy")
     for what in ("evidence", "report"):
@@ -118,7 +116,6 @@ def test_who_may_read_it(make_rig: Callable[..., Rig]) -> None:
 
 def test_what_there_is_no_evidence_of(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(keys=KEYS)
-    rig.redis.flushall()
 
     def code(id: str) -> str:
         response = ask(rig, id)
@@ -140,10 +137,17 @@ def test_what_there_is_no_evidence_of(make_rig: Callable[..., Rig]) -> None:
     assert (code(id), code(expired)) == ("no_evidence", "no_evidence")
 
 
+def test_what_is_not_to_be_kept_is_not(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(keys=KEYS, storage={"retain": "none"})
+    with working(rig):
+        id = answered(rig)
+    assert ask(rig, id).json()["error"]["code"] == "no_evidence"
+    assert list(rig.redis.scan_iter(f"{PREFIX}case:{id}:*")) == []
+
+
 def test_encrypted_at_rest(make_rig: Callable[..., Rig]) -> None:
     storage = {"encryption_keys": base64.b64encode(bytes(32)).decode()}
     rig = make_rig(keys=KEYS, storage=storage)
-    rig.redis.flushall()
     with working(rig, storage=storage):
         id = answered(rig)
     (key,) = rig.redis.scan_iter(f"{PREFIX}case:{id}:*")
@@ -155,7 +159,6 @@ def test_encrypted_at_rest(make_rig: Callable[..., Rig]) -> None:
 
 def test_too_large_for_a_bundle(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(keys=KEYS)
-    rig.redis.flushall()
     with working(rig):
         id = answered(rig)
     monkeypatch.setattr(bundle, "MAX_BYTES", 100)
