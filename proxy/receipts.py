@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 2.0
 """Seconds that Redis has for a connection, and for an answer besides what durability takes."""
 _AT_ONCE = 4
-_PUBLISHED_SECONDS = 10.0
-"""How long what is published is taken to be that still: anybody may ask, as often as they like."""
 
 
 class Receipts:
@@ -45,15 +42,12 @@ class Receipts:
         self._log = Log(self._redis, self._signer, settings.durability)
         self._settings = settings.receipts
         self._turn = asyncio.Semaphore(_AT_ONCE)
-        self._published = b""
-        self._until = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
 
     def renew(self, settings: Settings) -> None:
         """Take over other settings."""
         self._settings = settings.receipts
         self._signer.renew(settings.receipts)
-        self._until = float("-inf")
 
     async def start(self) -> None:
         """Begin to sign heads of the log while it grows."""
@@ -82,11 +76,7 @@ class Receipts:
 
     async def published(self) -> bytes:
         """The JWK set of the keys that receipts are signed with. Raises what `ask` does."""
-        if time.monotonic() > self._until:
-            found = await self.ask(lambda _: self._signer.published())
-            self._published = orjson.dumps(jws.jwk_set(found))
-            self._until = time.monotonic() + _PUBLISHED_SECONDS
-        return self._published
+        return orjson.dumps(jws.jwk_set(await self.ask(lambda log: log.signer.published())))
 
     async def _keep(self) -> None:
         with contextlib.suppress(StoreUnavailable, StoreFailed):

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from policies import jws
 from policies.errors import NotFound
+from policies.receipt import KIND
 from proxy.api.routes import LONGEST_WAIT, TheClient, TheServices, client_of
 from verifier_pool.link.durable import NotDurable
 from verifier_pool.link.log import Log, Proof
@@ -104,6 +106,8 @@ def _proven(log: Log, id: str) -> tuple[Stored, Proof | None] | None:
     stored = receipt_of(log.redis, id)
     if stored is None:
         return None
+    # Whoever asks for the keys next is to find this one among them.
+    log.signer.knows(jws.kid_in(stored.token, KIND))
     with contextlib.suppress(NotDurable):
         return stored, log.proof(stored)
     return stored, None

@@ -84,7 +84,7 @@ class Log:
 
     def __init__(self, redis: Redis, signer: Signer, rules: DurabilitySettings | None = None) -> None:
         self.redis = redis
-        self._signer = signer
+        self.signer = signer
         self._rules = rules or DurabilitySettings()
 
     def state(self) -> State:
@@ -156,14 +156,14 @@ class Log:
     def _sign(self, now: State) -> Signed:
         self._until_durable()
         root = self._hashes([(0, now.size)])[0]
-        token, _ = self._signer.sign(head.encode(now.log, now.size, root, now.now), head.KIND)
+        token, _ = self.signer.sign(head.encode(now.log, now.size, root, now.now), head.KIND)
         self.redis.eval(_SET_HEAD, 1, LOG, now.log, token, now.size, f"{now.now:.6f}")
         return Signed(token, now.size)
 
     def _is_ours(self, token: str) -> bool:
         """Whether the key of a head is still published."""
         with contextlib.suppress(ReceiptError):
-            return jws.kid_in(token, head.KIND) in map(jws.kid_of, self._signer.published())
+            return self.signer.knows(jws.kid_in(token, head.KIND))
         return False
 
     def _until_durable(self) -> None:

@@ -100,6 +100,13 @@ class Signer:
         self._current()
         return [*(kept.public for kept in reversed(self._held)), *self._known]
 
+    def knows(self, kid: str) -> bool:
+        """Whether a key is published; where it is none that is known here, Redis is asked again."""
+        if kid in map(jws.kid_of, self.published()):
+            return True
+        self.forget()
+        return kid in map(jws.kid_of, self.published())
+
     def forget(self) -> None:
         """Ask Redis again before the next signature."""
         self._fresh = float("-inf")
