@@ -18,7 +18,7 @@ from rq import get_current_job
 
 from policies import audit, codec, distance, margin, routing
 from policies._storage import keeps
-from policies.case import sha256
+from policies.case import Shared, pack, sha256
 from policies.checks import VerdictWord
 from policies.documents import document
 from policies.errors import EvidenceError, NoSealingKey, OtherVersion, ReplayError, SealError
@@ -40,6 +40,7 @@ from verifier_pool.tokenizer import spelling_of
 from verifier_pool.traced import verifying
 from verifier_pool.units import accusing, confirmed, of_unverified
 from verifier_pool.vouching import Counsel
+from verifier_pool.whose import whose
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,23 @@ def _advanced(context: Context, id: str, held: _Held) -> str:
 
 
 def give_up(job_id: str, reason: str) -> None:
-    """A job of this response will not run again: close it with the reason unless a verdict is there."""
-    _settle_unverified(current(), response_of(job_id), reason)
+    """A job of this response will not run again: close it with the reason, by who is to blame for it, unless a verdict
+    is there."""
+    context, id = current(), response_of(job_id)
+    _settle_unverified(context, id, *_blamed(context, id, reason))
+
+
+def _blamed(context: Context, id: str, reason: str) -> tuple[str, int]:
+    """The reason, and how many tokens it kept from being judged."""
+    try:
+        held = _held(context, id)
+        if held.verdict is not None or held.evidence is None:
+            return reason, 0
+        response = _Response(context, id, codec.unpack(held.evidence), held)
+    except (EvidenceError, OtherVersion):
+        return reason, 0
+    tokens = sum(len(choice.output_ids) for choice in response.choices)
+    return whose(reason, response.choices, response.judged), tokens
 
 
 class _Weighed(NamedTuple):
@@ -137,6 +153,23 @@ class _Response:
         self._choices = choices = [replace(choice, owner=choice.owner or owner) for choice in choices]
         self._model = context.settings.models.get(choices[0].model, NO_MODEL)
         self._fit = [choice for choice in choices if can_replay(choice)]
+
+    @property
+    def choices(self) -> Sequence[Evidence]:
+        """What is judged."""
+        return self._choices
+
+    def judged(self, choices: Sequence[Evidence]) -> Unit:
+        """What would come of these choices of it, for nobody to hear of."""
+        context, name = self._context, choices[0].model
+        replays = self._replays(again=False) if choices is self._choices else None
+        spelling, profile = spelling_of(self._model), context.profiles.get(name)
+        grounds = grounds_of(self._model, spelling=spelling, profile=profile, replays=replays)
+        verification = on_grounds(choices, grounds)
+        orjson.dumps(verification)
+        facts_of(choices, self._intent, b"", declared=declaration_of(choices[0]))
+        pack(choices, grounds, Shared.of(profile, None, ""))
+        return of_response(choices, verification, context.secret, operator=False)
 
     def advance(self) -> str:
         """The next stage; see `verify`."""
@@ -318,10 +351,10 @@ def _doubtful(verification: Verification) -> bool:
     return verification["verdict"] == VerdictWord.REJECT or declarations.fitting(verification) is not None
 
 
-def _settle_unverified(context: Context, id: str, reason: str) -> str:
+def _settle_unverified(context: Context, id: str, reason: str, tokens: int = 0) -> str:
     intent = context.store.intent(id)
     verification = unverified(id, reason, intent, time.time())
-    if context.store.settle(verification, of_unverified(verification, intent)):
+    if context.store.settle(verification, of_unverified(verification, intent, tokens)):
         logger.warning("verification %s ends unverified: %s", id, reason, extra={"id": id, "reason": reason})
         _fold(context, verification["backend"])
     _forget(context, id)

@@ -50,9 +50,9 @@ def confirmed(told: Unit, again: Unit) -> tuple[Unit, Confirmation]:
     return msgspec.structs.replace(told, outcomes=outcomes), found
 
 
-def of_unverified(verification: Verification, intent: Mapping[str, Any] | None) -> Unit | None:
-    """The unit of a response that nobody could check; None where no intent says whose it was."""
+def of_unverified(verification: Verification, intent: Mapping[str, Any] | None, tokens: int = 0) -> Unit | None:
+    """The unit of a response of so many tokens that nobody could check; None where no intent says whose it was."""
     declaration = (intent or {}).get("declaration")
     if not verification["backend"] or not isinstance(declaration, dict) or not declaration:
         return None
-    return unit.of_unverified(verification, {str(name): str(value) for name, value in declaration.items()})
+    return unit.of_unverified(verification, {str(name): str(value) for name, value in declaration.items()}, tokens)
