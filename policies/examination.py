@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 from policies import bundle as bundles
 from policies import case as cases
@@ -18,8 +17,9 @@ from policies.case import Case
 from policies.errors import BundleError, CountersignError, EvidenceError, ReceiptError
 from policies.evidence import Evidence
 from policies.judging import Grounds
-from policies.receipt import Receipt, digest, seed_commitment, verify_receipt
+from policies.receipt import Receipt, compare, digest, seed_commitment, verify_receipt
 from policies.rederivation import derive, differences
+from policies.served import compare_served
 from policies.spelling import Spelling
 from policies.unit import declaration_of
 from policies.verification import Verification
@@ -109,6 +109,8 @@ def examine(
     any_key: bool = False,
     spelling: Spelling | None = None,
     tokenizer: str = "",
+    request: bytes | None = None,
+    answer: bytes | None = None,
 ) -> Examination:
     """Check a bundle. Never raises for what it holds.
 
@@ -117,6 +119,7 @@ def examine(
         any_key: whoever signed it is taken at their word.
         spelling: the declared model's tokenizer, where it is at hand, and `tokenizer`, the SHA-256 of its file. Without
             it, what it said when the answer was judged is said again.
+        request, answer: bodies that a client sent and got, to be held against what was signed.
     """
     found = Examination()
     try:
@@ -130,6 +133,7 @@ def examine(
     _evidence(found, bundle)
     _case(found, bundle)
     if found.receipt is not None:
+        _given(found, request, answer)
         _log(found, bundle, keys, trusted)
         _verdict(found, bundle, spelling, tokenizer)
     if whole:
@@ -221,13 +225,26 @@ def _case(found: Examination, bundle: bundles.Bundle) -> None:
     if wrong:
         found.bad("replay", Outcome.HASH_MISMATCH, f"Not what the receipt is about: {', '.join(dict.fromkeys(wrong))}.")
     elif case.audited:
-        found.good(
-            "replay", "The reference's numbers and the profile are those that the receipt names."
-        )
+        found.good("replay", "The reference's numbers and the profile are those that the receipt names.")
     else:
-        found.good(
-            "replay", "The answer was not replayed. What it was judged by is what the receipt names."
-        )
+        found.good("replay", "The answer was not replayed. What it was judged by is what the receipt names.")
+
+
+def _given(found: Examination, request: bytes | None, answer: bytes | None) -> None:
+    """What a client has of its own."""
+    assert found.receipt is not None
+    for about, data in (("request", request), ("answer", answer)):
+        if data is None:
+            continue
+        try:
+            if about == "request":
+                compare(found.receipt, about, data)
+            else:
+                compare_served(found.receipt, data)
+        except ReceiptError as error:
+            found.bad(about, Outcome.HASH_MISMATCH, f"The {about} that you gave is {error}.")
+        else:
+            found.good(about, f"It is about the very {about} that you gave.")
 
 
 def _log(
@@ -280,27 +297,3 @@ def _verdict(found: Examination, bundle: bundles.Bundle, spelling: Spelling | No
     more = f", and {len(wrong) - MOST_DIFFERENCES} more" if len(wrong) > MOST_DIFFERENCES else ""
     words = f"Judged again, the evidence gives another verification: {'; '.join(wrong[:MOST_DIFFERENCES])}{more}."
     found.bad("verdict", Outcome.NOT_DERIVABLE, words)
-
-
-def as_json(found: Examination) -> dict[str, Any]:
-    """An examination as JSON."""
-    known = found.receipt
-    return {
-        "object": "examination",
-        "outcome": found.outcome.name.lower(),
-        "exit_code": int(found.outcome),
-        "id": None if known is None else known.id,
-        "key": None if known is None else known.kid,
-        "verdict": None if known is None else known.verdict,
-        "findings": [
-            {
-                "about": each.about,
-                "holds": each.fault is None,
-                "fault": None if each.fault is None else each.fault.name.lower(),
-                "words": each.words,
-            }
-            for each in found.findings
-        ],
-        "statement": None if known is None else dict(known.statement),
-        "derived": found.derived,
-    }

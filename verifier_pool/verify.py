@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 from policies.bundle import MAX_BYTES, is_bundle
 from policies.errors import EvidenceError, ReceiptError, SettingsError
-from policies.examination import Examination, Outcome, as_json, examine
+from policies.examination import Examination, Outcome, examine
 from policies.jws import keys_in
 from policies.report import page
+from policies.report.data import as_json
 from policies.report.text import as_lines
 from policies.verification import public
 from verifier_pool.terminal import plain, print_lines
@@ -51,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
     """Check files; returns the exit code, as the module tells them. Raises SettingsError."""
     parser = _parser()
     arguments = parser.parse_args(list(argv))
-    if arguments.html and len(arguments.files) > 1:
-        parser.error("--html takes one bundle")
+    if len(arguments.files) > 1 and any((arguments.html, arguments.request, arguments.answer)):
+        parser.error("--html, --request and --answer take one bundle")
     trusted = _trusted(arguments.keys)
     code = 0
     with contextlib.ExitStack() as stack:
@@ -74,7 +75,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _bundle(path: Path, data: bytes, trusted: dict[str, bytes], arguments: argparse.Namespace) -> int:
     spelling, digest = _tokenizer(arguments.tokenizer)
-    found = examine(data, trusted, any_key=arguments.any_key, spelling=spelling, tokenizer=digest)
+    found = examine(
+        data,
+        trusted,
+        any_key=arguments.any_key,
+        spelling=spelling,
+        tokenizer=digest,
+        request=_own(arguments.request, "--request"),
+        answer=_own(arguments.answer, "--answer"),
+    )
     if arguments.html:
         _write(arguments.html, page(found))
     _show(str(path), found, arguments.json)
@@ -110,6 +119,13 @@ def _read(path: Path) -> bytes | None:
             return file.read(MAX_BYTES + 1)
     except OSError:
         return None
+
+
+def _own(path: Path | None, option: str) -> bytes | None:
+    data = None if path is None else _read(path)
+    if path is not None and data is None:
+        raise SettingsError(option, f"a readable file, not {str(path)!r}")
+    return data
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -166,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
         help="the operator's keys: a JWK set in a file, or the thumbprint of one key; may be repeated",
     )
     parser.add_argument("--any-key", action="store_true", help="do not ask whose key a bundle is signed with")
+    parser.add_argument("--request", type=Path, metavar="FILE", help="the request's body as you sent it, to compare")
+    parser.add_argument("--answer", type=Path, metavar="FILE", help="the answer's body as you got it, to compare")
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="ask this tokenizer, not what it said then")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the bundle as a page there, too")
     parser.add_argument("--json", action="store_true", help="one line of JSON per file")

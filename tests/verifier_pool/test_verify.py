@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -142,7 +143,22 @@ def test_wrong_keys_and_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             verify.main([str(tmp_path / "a.countersign"), "--keys", wrong])
     with pytest.raises(SystemExit):
         verify.main(["a", "b", "--html", "c"])
-    assert "--html takes one bundle" in capsys.readouterr().err
+    assert "take one bundle" in capsys.readouterr().err
+
+
+def test_what_a_client_has_of_its_own_is_held_against_it(
+    tmp_path: Path, keys: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, served = b'{"model":"toy"}', b'{"choices":[]}'
+    good = bundled(shown_sha256=hashlib.sha256(served).hexdigest())
+    hashes = {**good.statement["sha256"], "request": hashlib.sha256(body).hexdigest()}
+    data = replace(good, statement={**good.statement, "sha256": hashes}).bytes
+    mine, theirs = tmp_path / "request.json", tmp_path / "answer.json"
+    for sent, got, expected in ((body, served, 0), (body + b" ", served, 7), (body, served + b" ", 7)):
+        mine.write_bytes(sent)
+        theirs.write_bytes(got)
+        code, out = run(capsys, tmp_path, data, "--keys", keys, "--request", str(mine), "--answer", str(theirs))
+        assert code == expected, out
 
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2066<script>alert(1)</script>\r\x00\x9b2J"
