@@ -23,7 +23,7 @@ DECLARED = ("model", "runtime", "precision", "engine", "speculative")
 """Settings that make a backend's declaration (`policies.unit.declaration_of`)."""
 SECRET = ("api_key",)
 _HEADER_TEXT = re.compile(r"[\x21-\x7e]*")
-_CREDENTIALS = re.compile(r"^(https?://)[^/?#]*@")
+_PARTS = re.compile(r"^(https?://)([^/?#]*@)?([^/?#]*)(.*)$", re.DOTALL)
 HIDDEN = "(secret)"
 """Stands for a secret wherever somebody may read."""
 
@@ -33,16 +33,23 @@ class Overlay(Section):
 
     Attributes:
         fields: its settings that differ from the file's, by name; all that are needed where `added`.
+        sealed: of these the secret ones that are encrypted, in base64 (`verifier_pool.link.overlays`).
         added: it was made here. Where the file names it, too, its settings lie under these.
         removed: it is gone, whatever the file says.
         at: Unix second of the last change. `by`: whose.
     """
 
     fields: dict[str, Any] = Field(default_factory=dict)
+    sealed: dict[str, str] = Field(default_factory=dict)
     added: bool = False
     removed: bool = False
     at: float = 0.0
     by: str = ""
+
+    @property
+    def covered(self) -> dict[str, Any]:
+        """Its settings for whoever needs no secret: what is encrypted is there, and not what it is."""
+        return {**self.fields, **dict.fromkeys(self.sealed, HIDDEN)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ def merged(settings: Settings, overlays: Mapping[str, Overlay]) -> Merged:
             left_out[name] = "the settings no longer name it"
             continue
         try:
-            made = patched(below, name, overlay.fields)
+            made = patched(below, name, overlay.covered)
         except ValueError as error:
             left_out[name] = str(error)
             continue
@@ -127,12 +134,17 @@ def _has_host(url: str) -> bool:
 
 
 def shown(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a backend as anybody may see them."""
+    """Settings of a backend as anybody may see them: of its address, where it is and nothing that may let one in."""
     return {name: _shown(name, value) for name, value in fields.items()}
 
 
 def _shown(name: str, value: Any) -> Any:
-    if name == "url" and isinstance(value, str) and "@" in value:
-        return _CREDENTIALS.sub(r"\1" + HIDDEN + "@", value)
+    if name == "url" and isinstance(value, str):
+        return _PARTS.sub(_where, value)
     secret = name in SECRET or isinstance(value, SecretStr)
     return HIDDEN if secret and value is not None else value
+
+
+def _where(found: re.Match[str]) -> str:
+    scheme, user, host, path = found.groups()
+    return f"{scheme}{HIDDEN + '@' if user else ''}{host}" + (path if path in ("", "/") else f"/{HIDDEN}")

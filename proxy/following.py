@@ -59,9 +59,11 @@ end
 """
 
 
-def _usable(declared: Settings, laid_over: Mapping[str, Overlay]) -> Merged:
-    """Settings as they hold. A backend of Redis that cannot be addressed is left out, and keeps nothing else back."""
-    both, odd = merged(declared, laid_over), {}
+def _usable(declared: Settings, laid_over: Mapping[str, Overlay], shut: Mapping[str, str]) -> Merged:
+    """Settings as they hold. What is laid over a backend that then cannot be addressed is left out, and keeps nothing
+    else back; a backend whose secrets cannot be had (`shut`, with why) is asked nothing."""
+    laid_over = {**laid_over, **dict.fromkeys(shut, Overlay(removed=True))}
+    both, odd = merged(declared, laid_over), dict(shut)
     for backend in both.settings.backends:
         if both.sources[backend.name] != "settings":
             try:
@@ -70,7 +72,8 @@ def _usable(declared: Settings, laid_over: Mapping[str, Overlay]) -> Merged:
                 odd[backend.name] = str(error)
     if not odd:
         return both
-    both = merged(declared, {name: overlay for name, overlay in laid_over.items() if name not in odd})
+    usable = {name: overlay for name, overlay in laid_over.items() if name in shut or name not in odd}
+    both = merged(declared, usable)
     return replace(both, left_out={**both.left_out, **odd})
 
 
@@ -94,6 +97,7 @@ class Following:
         self._file = file
         self._given = given
         self._overlays: dict[str, Overlay] = {}
+        self._shut: dict[str, str] = {}
         self._version: str | None = None
         self._entry = ""
         self._asked: running.Asked | None = None
@@ -179,9 +183,13 @@ class Following:
         found, unreadable = overlays.read(pairs)
         if unreadable:
             logger.error("what is laid over backends cannot be read", extra={"backends": unreadable})
-        before, self._overlays, self._version = self._overlays, found, version.decode()
+        found, shut = overlays.opened(found, self.services.sealer)
+        for name, why in shut.items():
+            logger.error("a backend is left out: its key cannot be had", extra={"backend": name, "why": why})
+        before, self._overlays, self._shut = (self._overlays, self._shut), found, shut
+        self._version = version.decode()
         self._say(backends=self._version)
-        self._behind |= found != before
+        self._behind |= (found, shut) != before
         return True
 
     def _tell_of(self, entries: list[Any]) -> None:
@@ -215,7 +223,7 @@ class Following:
             made = None if text is None else await asyncio.to_thread(self._made, text, by_hand)
             declared = self.declared if made is None else made.settings
             await asyncio.to_thread(check_addresses, declared, self._redis_url)
-            both = _usable(declared, self._overlays)
+            both = _usable(declared, self._overlays, self._shut)
             tokenizers = await asyncio.to_thread(load_tokenizers, both.settings, services.settings, services.tokenizers)
         except SettingsError as error:
             await self._refuse(error)

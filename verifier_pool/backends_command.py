@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import orjson
-import yaml
 from redis import Redis
 
 from policies.errors import CountersignError, NotFound
@@ -38,6 +37,7 @@ from policies.unit import declaration_name, declaration_of
 from verifier_pool import standing_command
 from verifier_pool.link import durable, overlays
 from verifier_pool.link.queue import STANDINGS, standing_field
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.trail import terminal_actor
 from verifier_pool.runtime import answering, read_settings
 from verifier_pool.standing_text import moment
@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.action == "show":
             print_lines(_show(redis, settings, arguments))
             return 0
-        made = _change(overlays.Desk(redis, settings, terminal_actor()), arguments)
+        desk = overlays.Desk(redis, settings, terminal_actor(), Sealer.of(settings.storage))
+        made = _change(desk, arguments)
         if arguments.json:
             held = overlays.effective(redis, settings)
             found = {"name": arguments.name, "deleted": True} if made is None else _facts(redis, held, made)
@@ -159,23 +160,13 @@ def _as_standing(arguments: argparse.Namespace) -> list[str]:
     return given + (["--json"] if arguments.json else [])
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE`, the value read as YAML, but text where the setting is text."""
+def _setting(text: str) -> tuple[str, str]:
+    """`NAME=VALUE`; what the text means is for the setting to say."""
     name, equals, value = text.partition("=")
-    field = BackendSettings.model_fields.get(name)
-    if not equals or field is None or name == "name":
+    if not equals or name not in BackendSettings.model_fields or name == "name":
         known = ", ".join(each for each in BackendSettings.model_fields if each != "name")
         raise argparse.ArgumentTypeError(f"NAME=VALUE is needed, NAME being one of {known}")
-    if (
-        "bool" not in str(field.annotation)
-        and "int" not in str(field.annotation)
-        and "float" not in str(field.annotation)
-    ):
-        return name, value
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise argparse.ArgumentTypeError(f"{name} is not valid YAML") from None
+    return name, value
 
 
 def _key(path: str) -> str:

@@ -126,7 +126,7 @@ async def _do(
     (`durable`).
     """
     following, durable = desk.following, True
-    at = overlays.Desk(desk.hands.redis, following.declared, admin.actor, _check)
+    at = overlays.Desk(desk.hands.redis, following.declared, admin.actor, desk.services.sealer, _check)
     try:
         await desk.hands.do(work, at)
     except NotDurable:

@@ -130,8 +130,10 @@ def test_a_key_goes_to_no_other_address(url: str, kept: bool) -> None:
 def test_secrets_are_named_and_not_shown() -> None:
     backend = patched(None, "a", {"url": "http://user:pass@h/v1", "model": "m", "api_key": "sk-secret"})
     told = shown(backend.model_dump())
-    assert (told["api_key"], told["url"]) == (HIDDEN, f"http://{HIDDEN}@h/v1")
-    assert shown({"api_key": None, "url": "http://h/@"}) == {"api_key": None, "url": "http://h/@"}
+    assert (told["api_key"], told["url"]) == (HIDDEN, f"http://{HIDDEN}@h/{HIDDEN}")
+    assert shown({"api_key": None, "url": "http://h:80/"}) == {"api_key": None, "url": "http://h:80/"}
+    assert shown({"url": "https://h/@secret"}) == {"url": f"https://h/{HIDDEN}"}
+    assert shown({"url": "https://[::1]:8000//secret"}) == {"url": f"https://[::1]:8000/{HIDDEN}"}
     assert "secret" not in str(told).replace(HIDDEN, "")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from tests.verifier_pool.test_webhooks import SECRET
 from verifier_pool import worker
 from verifier_pool.link import overlays, running, trail
 from verifier_pool.link.queue import standing_key
+from verifier_pool.link.sealing import Sealer, new_key
 
 COMMANDS = ("backends", "profiles", "webhooks", "reload", "audit", "queues")
 
@@ -130,6 +132,50 @@ def test_a_key_is_neither_shown_nor_in_a_list_of_processes(
     held = overlays.effective(redis, console.configure()).settings.backend("b1").api_key
     assert held is not None
     assert held.get_secret_value() == "sk-very-secret"
+
+
+def test_a_key_is_encrypted_where_there_is_a_key_for_that(
+    console: Console, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key()
+    monkeypatch.setenv("COUNTERSIGN_STORAGE__ENCRYPTION_KEYS", key)
+    monkeypatch.setattr("sys.stdin", io.StringIO("sk-very-secret\n"))
+    console("backends", "change", "b1", "--api-key-file", "-")
+    found, _ = overlays.read(cast("dict[bytes, bytes]", redis.hgetall(overlays.BACKENDS)))
+    assert "very-secret" not in str(found)
+    made, shut = overlays.opened(found, Sealer([base64.b64decode(key)]))
+    assert (made["b1"].fields["api_key"], shut) == ("sk-very-secret", {})
+    # Who has no key sees that there is one, and changes what it is not about.
+    monkeypatch.delenv("COUNTERSIGN_STORAGE__ENCRYPTION_KEYS")
+    assert "(secret)" in console("backends", "show", "b1")
+    (drained,) = console.json("backends", "drain", "b1")
+    assert (drained["settings"]["drained"], drained["settings"]["api_key"]) == (True, "(secret)")
+    monkeypatch.setattr("sys.stdin", io.StringIO("sk-plain\n"))
+    assert "storage.encryption_keys is needed" in console("backends", "change", "b1", "--api-key-file", "-", code=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ("trusted=yes", "trusted", True),
+        ("trusted=false", "trusted", False),
+        ("max_concurrency=08", "max_concurrency", 8),
+        ("alpha=1e-4", "alpha", 1e-4),
+        ("engine=8", "engine", "8"),
+        ("precision=null", "precision", "null"),
+        ("engine=a: b, [c]", "engine", "a: b, [c]"),
+        ("routed_experts=buffer", "routed_experts", "buffer"),
+    ],
+)
+def test_each_setting_says_what_its_text_means(console: Console, given: str, name: str, value: object) -> None:
+    (changed,) = console.json("backends", "change", "b1", "--set", given)
+    assert changed["settings"][name] == value
+    assert type(changed["settings"][name]) is type(value)
+
+
+@pytest.mark.parametrize("given", ["trusted=perhaps", "max_concurrency=many", "alpha=[1]", "alpha=null"])
+def test_text_that_a_setting_cannot_mean_is_refused_by_its_name(console: Console, given: str) -> None:
+    assert given.partition("=")[0] in console("backends", "change", "b1", "--set", given, code=1)
 
 
 def test_decisions_are_those_of_standing(console: Console, redis: Redis) -> None:

@@ -13,6 +13,7 @@ from tests.support.waiting import wait_until
 from verifier_pool.link import overlays, trail
 from verifier_pool.link.durable import NotDurable
 from verifier_pool.link.keys import KeyStore, issue, write
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.standing import Standings
 
 DURABLE = DurabilitySettings(aof=True)
@@ -52,7 +53,7 @@ def test_a_key(client: redis.Redis) -> None:
 
 
 def test_a_backend(client: redis.Redis) -> None:
-    desk = overlays.Desk(client, SETTINGS, "cli:test")
+    desk = overlays.Desk(client, SETTINGS, "cli:test", Sealer())
     with pytest.raises(NotDurable, match="it was done"):
         desk.drain("b")
     _aof(client, on=True)

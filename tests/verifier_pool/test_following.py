@@ -20,6 +20,7 @@ from verifier_pool import context, worker
 from verifier_pool.following import Following
 from verifier_pool.link import overlays, running
 from verifier_pool.link.running import Said
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.roles import Roles
 
 BACKEND = {"name": "honest", "url": "http://127.0.0.1:1", "model": "toy"}
@@ -97,7 +98,7 @@ def test_a_worker_follows_its_file_and_redis(file: File, redis: Redis) -> None:
     with working(file):
         file.write(standing={"alpha": 0.01})
         wait_until(lambda: context.current().settings.standing.alpha == 0.01)
-        overlays.Desk(redis, file.settings, "key:boss").change("honest", {"alpha": 0.02})
+        overlays.Desk(redis, file.settings, "key:boss", Sealer()).change("honest", {"alpha": 0.02})
         wait_until(lambda: context.current().settings.standing_of("honest").alpha == 0.02)
         file.write(models={"toy": {}, "new": {"vocab_size": 7}})
         wait_until(lambda: "new" in context.current().settings.models)
@@ -195,7 +196,7 @@ def test_what_redis_says_holds_whatever_the_file_says(file: File, redis: Redis, 
     file.path.write_text(text)
     time.sleep(0.02)
     following.look(redis)
-    overlays.Desk(redis, following.declared, "key:boss").drain("honest")
+    overlays.Desk(redis, following.declared, "key:boss", Sealer()).drain("honest")
     look(following, redis)
     assert said(redis).error is not None
     assert following.settings.backend("honest").drained

@@ -3,12 +3,13 @@
     backends          hash: by name an overlay as JSON (policies.overlay.Overlay), with its backend's key if it has one
     backends-version  another text after each change of `backends`
 
-Proxies and workers look at the version each second. Whoever can read Redis reads those keys: keep them in the settings
-where that is too many.
+Proxies and workers look at the version each second. A backend's key is encrypted where the settings have
+`storage.encryption_keys`, bound to the backend's name, and only proxies open it; else whoever can read Redis reads it.
 """
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -16,11 +17,12 @@ from typing import Any, cast
 from pydantic import ValidationError
 from redis import Redis
 
-from policies.errors import Conflict, InvalidRequest, NotFound, StoreFailed
-from policies.overlay import DECLARED, Merged, Overlay, merged, patched, same_host, shown
+from policies.errors import Conflict, InvalidRequest, NotFound, SealError, StoreFailed
+from policies.overlay import DECLARED, HIDDEN, SECRET, Merged, Overlay, merged, patched, same_host, shown
 from policies.settings import BackendSettings, Settings
 from verifier_pool.link import trail
 from verifier_pool.link.queue import PREFIX
+from verifier_pool.link.sealing import Sealer, is_sealed
 
 BACKENDS = PREFIX + "backends"
 VERSION = PREFIX + "backends-version"
@@ -41,8 +43,21 @@ def read(stored: Mapping[bytes, bytes]) -> tuple[dict[str, Overlay], list[str]]:
     return found, unreadable
 
 
+def opened(found: Mapping[str, Overlay], sealer: Sealer) -> tuple[dict[str, Overlay], dict[str, str]]:
+    """The same overlays with their secrets, for who asks backends; and by backend, why those of some cannot be had."""
+    made, shut = dict[str, Overlay](), dict[str, str]()
+    for name, overlay in found.items():
+        try:
+            secret = {field: _open(sealer, name, field, text) for field, text in overlay.sealed.items()}
+        except SealError as error:
+            shut[name] = f"{', '.join(overlay.sealed)}: {error}"
+            continue
+        made[name] = overlay.model_copy(update={"fields": {**overlay.fields, **secret}, "sealed": {}})
+    return made, shut
+
+
 def effective(redis: Redis, settings: Settings) -> Merged:
-    """Settings as they hold: the file's, and what is laid over them."""
+    """Settings as they hold: the file's, and what is laid over them, for who asks no backend."""
     found, _ = read(cast("dict[bytes, bytes]", redis.hgetall(BACKENDS)))
     return merged(settings, found)
 
@@ -53,6 +68,7 @@ class Desk:
     Args:
         settings: the file's.
         actor: see `trail.entry`.
+        sealer: encrypts backends' keys, where there is a key for that.
         check: whether a backend can be addressed at all; raises SettingsError.
 
     Attributes:
@@ -60,11 +76,17 @@ class Desk:
     """
 
     def __init__(
-        self, redis: Redis, settings: Settings, actor: str, check: Callable[[BackendSettings], None] | None = None
+        self,
+        redis: Redis,
+        settings: Settings,
+        actor: str,
+        sealer: Sealer,
+        check: Callable[[BackendSettings], None] | None = None,
     ) -> None:
         self._redis = redis
         self._settings = settings
         self._actor = actor
+        self._sealer = sealer
         self._check = check
         self.written: BackendSettings | None = None
 
@@ -76,7 +98,7 @@ class Desk:
                 raise Conflict("there is a backend of that name", param="name")
             return Overlay(fields=dict(fields), added=True)
 
-        return _there(self._do("backend.add", name, change))
+        return _there(self._do("backend.add", name, change, fields))
 
     def change(self, name: str, fields: Mapping[str, Any], action: str = "backend.change") -> BackendSettings:
         """Other settings for a backend; those that are not named stay, but at another address a key has to be given
@@ -89,9 +111,10 @@ class Desk:
             if moves and now.api_key is not None and "api_key" not in fields:
                 raise InvalidRequest("api_key: another address needs it anew, or null for none", param="api_key")
             before = over or Overlay()
-            return before.model_copy(update={"fields": {**before.fields, **fields}})
+            sealed = {field: text for field, text in before.sealed.items() if field not in fields}
+            return before.model_copy(update={"fields": {**before.fields, **fields}, "sealed": sealed})
 
-        return _there(self._do(action, name, change))
+        return _there(self._do(action, name, change, fields))
 
     def drain(self, name: str, *, drained: bool = True) -> BackendSettings:
         """Send a backend no new requests, or send it some again. Raises NotFound."""
@@ -124,7 +147,13 @@ class Desk:
 
         return self._do("backend.reset", name, change)
 
-    def _do(self, action: str, name: str, change: Change) -> BackendSettings | None:
+    def _do(
+        self, action: str, name: str, change: Change, given: Mapping[str, Any] | None = None
+    ) -> BackendSettings | None:
+        for field, value in (given or {}).items():
+            if isinstance(value, str) and HIDDEN in value:
+                # What shows a backend says this, and whoever changes what he was shown would store it.
+                raise InvalidRequest(f"{field}: {HIDDEN} stands for what is not shown; leave it out", param=field)
         below = next((each for each in self._settings.backends if each.name == name), None)
         for _ in range(_TRIES):
             stored = cast("bytes | None", self._redis.hget(BACKENDS, name))
@@ -133,7 +162,8 @@ class Desk:
             wanted = change(below, now, over)
             after = self.written = self._made(below, name, wanted)
             if wanted is not None:
-                wanted = wanted.model_copy(update={"at": time.time(), "by": self._actor})
+                kept = self._stored(name, wanted, after, over)
+                wanted = kept.model_copy(update={"at": time.time(), "by": self._actor})
             said = trail.entry(self._actor, action, name, **_difference(now, after))
             keys, arguments = trail.change_arguments(
                 (BACKENDS, VERSION),
@@ -151,7 +181,7 @@ class Desk:
         if over is None or over.removed:
             return None if over is not None else below
         try:
-            made = patched(below, name, over.fields)
+            made = patched(below, name, over.covered)
         except ValueError as error:
             key, _, said = str(error).partition(": ")
             raise InvalidRequest(f"{key}: {said}", param=key) from error
@@ -160,6 +190,46 @@ class Desk:
         if self._check is not None:
             self._check(made)
         return made
+
+    def _stored(self, name: str, wanted: Overlay, made: BackendSettings | None, over: Overlay | None) -> Overlay:
+        """An overlay as Redis has it: its settings as they were understood, its secrets encrypted where they can be."""
+        if made is None:
+            return wanted
+        plain = made.model_dump(mode="json")
+        fields = {field: plain[field] for field in wanted.fields}
+        sealed = dict(wanted.sealed)
+        for field in SECRET:
+            if fields.get(field) is None:
+                continue
+            secret = getattr(made, field).get_secret_value()
+            if self._sealer.seals:
+                del fields[field]
+                sealed[field] = _seal(self._sealer, name, field, secret)
+            elif over is not None and field in over.sealed:
+                raise InvalidRequest(f"{field}: encrypted so far; storage.encryption_keys is needed", param=field)
+            else:
+                fields[field] = secret
+        return wanted.model_copy(update={"fields": fields, "sealed": sealed})
+
+
+def _seal(sealer: Sealer, name: str, field: str, secret: str) -> str:
+    return base64.b64encode(sealer.seal(secret.encode(), _about(name, field))).decode()
+
+
+def _open(sealer: Sealer, name: str, field: str, text: str) -> str:
+    """Raises SealError."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise SealError("a sealed value is no base64") from error
+    if not is_sealed(data):
+        raise SealError("a sealed value is cut off")
+    return sealer.open(data, _about(name, field)).decode()
+
+
+def _about(name: str, field: str) -> bytes:
+    """What a secret belongs to: none opens as another backend's, which may be at another address."""
+    return f"{BACKENDS}:{name}:{field}".encode()
 
 
 def _there(backend: BackendSettings | None) -> BackendSettings:
