@@ -37,10 +37,9 @@ class Passing(StreamReader):
 async def read(content: StreamReader, take: Take | None) -> bytes:
     """Whatever has arrived, at least one byte, of which `take` did not deal with what it was offered; `b""` at the end.
     Raises what aiohttp does."""
-    if take is None or content._buffer or content._eof:
+    if take is None or type(content) not in (StreamReader, Passing) or content._buffer or content._eof:
         return await content.readany()
-    if type(content) is StreamReader:
-        content.__class__ = Passing
+    content.__class__ = Passing
     protocol = content._protocol
     protocol.take = take  # type: ignore[attr-defined]
     try:

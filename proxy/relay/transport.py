@@ -20,6 +20,7 @@ from policies.errors import BackendUnavailable, UpstreamFailed
 from policies.settings import TimeoutSettings
 from proxy.begun import Begun
 from proxy.patience import Patience
+from proxy.relay.direct import Exchange, Target
 from proxy.relay.incoming import Incoming, rest_of
 from proxy.relay.passing import Take, read
 from proxy.resolver import Resolver
@@ -31,6 +32,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 Ready = Callable[[], Awaitable[None]]
 Went = Callable[[], None]
 _LARGE = 1024 * 1024
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+_MOST_TARGETS = 1024
 _MOST_HEADS = 32
 """Heads of one response, informational ones among them."""
 
@@ -83,10 +86,10 @@ class AiohttpResponse:
 
     __slots__ = ("_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse | Exchange) -> None:
         self._response = response
         self.status = response.status
-        self.headers: Headers = response.raw_headers
+        self.headers: Headers = response.headers if isinstance(response, Exchange) else response.raw_headers
 
     async def read(self, take: Take | None = None) -> bytes:
         """See UpstreamResponse."""
@@ -122,6 +125,7 @@ class AiohttpTransport:
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
         self.unasked = 0
+        self._targets: dict[str, Target] = {}
         self._pooled = _session(_Connector(timeouts.connect, self._close_one, keepalive_timeout=30))
         self._fresh = _session(_Connector(timeouts.connect, self._close_one, force_close=True))
 
@@ -141,6 +145,14 @@ class AiohttpTransport:
         await self._pooled.close()
         await self._fresh.close()
 
+    def _target(self, url: str) -> Target:
+        target = self._targets.get(url)
+        if target is None:
+            if len(self._targets) >= _MOST_TARGETS:
+                self._targets.clear()
+            target = self._targets[url] = Target(_parsed(url), self._pooled)
+        return target
+
     def _close_one(self) -> None:
         self.unasked += 1
 
@@ -148,7 +160,7 @@ class AiohttpTransport:
         """Raises what `send` does, and _Stale."""
         going.reused = False
         try:
-            return AiohttpResponse(await _post(session, request))
+            return await _exchange(session, self._target(request.url), request, going)
         except aiohttp.ClientConnectorError as error:
             raise BackendUnavailable("the backend cannot be reached") from error
         except aiohttp.ServerTimeoutError as error:
@@ -248,11 +260,35 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
         response_class=_Response,
-        timeout=aiohttp.ClientTimeout(total=None),
+        timeout=_NO_TIMEOUT,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
     )
+
+
+async def _exchange(
+    session: aiohttp.ClientSession, target: Target, request: UpstreamRequest, going: _Going
+) -> AiohttpResponse:
+    """Raises what aiohttp does."""
+    if not target.simple or len(request.body) >= _LARGE:
+        return AiohttpResponse(await _post(session, request))
+    data = target.written(request.headers, request.body)
+    assert session.connector is not None
+    try:
+        exchange = Exchange(await session.connector.connect(target.asked, [], _NO_TIMEOUT))
+    except TimeoutError as error:
+        raise aiohttp.ConnectionTimeoutError("no connection in time") from error
+    try:
+        await exchange.run(data)
+    except BaseException:
+        exchange.close()
+        raise
+    finally:
+        if exchange.heads:
+            # The request has arrived: it must not go there twice.
+            going.reused = False
+    return AiohttpResponse(exchange)
 
 
 async def _post(session: aiohttp.ClientSession, request: UpstreamRequest) -> aiohttp.ClientResponse:
