@@ -35,6 +35,7 @@ from verifier_pool.link.queue import (
     intent_key,
 )
 from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.loop import Loop
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
@@ -67,7 +68,8 @@ def submit(redis: Redis, settings: Settings, choices: Sequence[Evidence], packed
     """What the proxy does with a finished response; `packed` replaces the evidence."""
     id = choices[0].id
     intent(redis, id)
-    redis.set(evidence_key(id), codec.pack(choices) if packed is None else packed, ex=600)
+    key, data = evidence_key(id), codec.pack(choices) if packed is None else packed
+    redis.set(key, Sealer.of(settings.storage).seal(data, key.encode()), ex=600)
     given = options(id, settings.verification, inline=False, tenant="o", tokens=1, size=0) | {"result_ttl": 60}
     given.pop("meta")  # so that it goes first, and rq's own queue shows it
     Queue(VERIFY_QUEUE, connection=redis, serializer=JSONSerializer).enqueue(VERIFY_JOB, id, **given)
@@ -99,7 +101,7 @@ class Pool:
     ) -> None:
         stop = stop or threading.Event()
         self.loop = Loop(VERIFY_QUEUE, redis, stop, on_failed=jobs.give_up, standstill=Standstill())
-        stages = Stages(redis, settings.verification)
+        stages = Stages(redis, settings.verification, Sealer.of(settings.storage))
         bounds = ReferenceSettings.model_validate({"kind": "vllm_http", "url": "http://127.0.0.1:9"} | limits)
         self.replaying = [
             ReplayLoop("toy", reference, stages, stop, limits=bounds, second=number == 1)
@@ -141,9 +143,9 @@ def worker(
     """A worker with its context in place, ready to `serve`."""
     reference = (references or {}).get("toy")
     settings = declaring(settings, first=reference is not None)
-    context.use(
-        context.Context(settings, Store(redis, verdict_ttl=600, webhook=settings.webhook is not None), {}, b"secret")
-    )
+    webhook, sealer = settings.webhook is not None, Sealer.of(settings.storage)
+    store = Store(redis, verdict_ttl=600, webhook=webhook, sealer=sealer)
+    context.use(context.Context(settings, store, {}, b"secret"))
     return Pool(redis, settings, reference, stop=stop, **limits)
 
 
