@@ -172,7 +172,7 @@ def test_there_is_none_before_the_verdict(make: Callable[..., Rig]) -> None:
 
 def test_the_log_is_for_clients_unless_it_is_public(make: Callable[..., Rig]) -> None:
     rig = make(keys=KEYS)
-    embed(rig, ANN)
+    receipt_of(rig, embed(rig, ANN), ANN)
     paths = ("head", "proof?index=0&size=1", "consistency?first=0&second=0", "entries?start=0&end=0")
     for path in paths:
         assert rig.http.get(f"/v1/log/{path}").status_code == 401
@@ -225,8 +225,7 @@ def test_the_log_over_http(make: Callable[..., Rig]) -> None:
 )
 def test_what_is_not_there(rig: Rig, path: str, status: int) -> None:
     rig.redis.flushall()
-    embed(rig)
-    rig.http.get("/v1/log/head?covering=1")
+    receipt_of(rig, embed(rig))
     answer = rig.http.get(f"/v1/log/{path}")
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -251,9 +250,8 @@ def test_keys_are_published_for_caches(rig: Rig) -> None:
 
 def test_a_damaged_log_and_one_out_of_reach_are_our_trouble(make: Callable[..., Rig]) -> None:
     rig = make()
-    id = embed(rig).headers["x-countersign-id"]
-    rig.http.get("/v1/log/head?covering=1").raise_for_status()
-    embed(rig)
+    id = receipt_of(rig, embed(rig)).id
+    rig.verdict(embed(rig).headers["x-countersign-id"])
     rig.redis.delete(LAST)
     answer = rig.http.get("/v1/log/head?covering=2")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")

@@ -21,8 +21,8 @@ from policies.errors import NotFound, ReceiptError
 from policies.merkle import SIZE, Span, Subtree
 from policies.settings import DurabilitySettings
 from verifier_pool.link import durable
-from verifier_pool.link.receipts import LAST, LOG, TILE, Stored, tiles_key
-from verifier_pool.link.signing import Signer
+from verifier_pool.link.receipts import LAST, LOG, TILE, TRIES, UNKNOWN_KEY, Stored, tiles_key
+from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 
 MOST_ENTRIES = 1024
 """Leaf hashes in one answer."""
@@ -39,6 +39,7 @@ local at = now[1] .. '.' .. string.format('%06d', now[2])
 return {said[1] or '', said[2] or '0', said[3] or '', said[4] or '-1', said[5] or '0', at}
 """
 _SET_HEAD = """
+if ARGV[5] ~= '' and redis.call('HEXISTS', KEYS[2], ARGV[5]) == 0 then return -1 end
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
 if tonumber(redis.call('HGET', KEYS[1], 'head-time') or 0) >= tonumber(ARGV[4]) then return 0 end
 redis.call('HSET', KEYS[1], 'head', ARGV[2], 'head-size', ARGV[3], 'head-time', ARGV[4])
@@ -156,9 +157,14 @@ class Log:
     def _sign(self, now: State) -> Signed:
         self._until_durable()
         root = self._hashes([(0, now.size)])[0]
-        token, _ = self.signer.sign(head.encode(now.log, now.size, root, now.now), head.KIND)
-        self.redis.eval(_SET_HEAD, 1, LOG, now.log, token, now.size, f"{now.now:.6f}")
-        return Signed(token, now.size)
+        said = head.encode(now.log, now.size, root, now.now)
+        for _ in range(TRIES):
+            token, kid = self.signer.sign(said, head.KIND)
+            stored: list[bytes | str | int] = [now.log, token, now.size, f"{now.now:.6f}", kid]
+            if self.redis.eval(_SET_HEAD, 2, LOG, RECEIPT_KEYS, *stored) != UNKNOWN_KEY:
+                return Signed(token, now.size)
+            self.signer.forget()
+        raise ReceiptError("the keys that sign receipts change all the time")
 
     def _is_ours(self, token: str) -> bool:
         """Whether the key of a head is still published."""

@@ -32,14 +32,14 @@ LOG = PREFIX + "log"
 LAST = PREFIX + "log-last"
 TILE = 256
 """Hashes in a tile."""
-_UNKNOWN_KEY = -1
-_TRIES = 3
+UNKNOWN_KEY = -1
+TRIES = 3
 
 STORE_RECEIPT = f"""
 local function verdict(KEYS, ARGV)
 {STORE_VERDICT}
 end
-if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return {_UNKNOWN_KEY} end
+if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return {UNKNOWN_KEY} end
 local keys, arguments = {{}}, {{}}
 for at = 6, #KEYS do keys[at - 5] = KEYS[at] end
 for at = 6, #ARGV do arguments[at - 5] = ARGV[at] end
@@ -93,11 +93,11 @@ class Settler:
         """
         keys = store_keys(verification["id"], verification["backend"])
         rest = store_verdict_args(verification, unit, ttl, webhook=webhook)
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             token, kid = self._signed(verification, facts)
             mine: list[bytes | str | int] = [kid, token, receipt.leaf_of(token), secrets.token_hex(16), ttl]
             done = int(self._script(keys=keys, args=[*mine, *rest]))
-            if done != _UNKNOWN_KEY:
+            if done != UNKNOWN_KEY:
                 return bool(done)
             self.signer.forget()
         raise ReceiptError("the keys that sign receipts change all the time")

@@ -195,3 +195,16 @@ def test_leaves_are_durable_before_a_head_is_shown(redis: Redis, tmp_path: Path)
         assert found.size == 4
     finally:
         redis.config_set("appendonly", "no")
+
+
+def test_a_key_that_is_gone_signs_no_head(redis: Redis) -> None:
+    fill(redis, 3)
+    log = log_of(redis)
+    first = log.head()
+    redis.delete(RECEIPT_KEYS)
+    fill(redis, 4)
+    second = log.head()  # the process still holds the key
+    assert first is not None
+    assert second is not None
+    assert opened(log, second.token).size == 4
+    assert opened_kid(first.token) != opened_kid(second.token)
