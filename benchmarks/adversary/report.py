@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adversary.score import FAULT_RATE, LEVEL, ORDERS, Summary
+from benchmarks.adversary.registry import ATTACKS
+from benchmarks.adversary.score import FAULT_RATE, LEVEL, ORDERS, Summary, summarise, tokens_of
 from benchmarks.adversary.traffic import Row
+from benchmarks.harness.metadata import FILE
+from benchmarks.harness.rows import read
 
 COLUMNS = (
     "attack",
@@ -70,6 +73,34 @@ def complaints(summaries: Sequence[Summary]) -> list[str]:
     return found
 
 
+ROWS, SUMMARY, EVIDENCE = "rows.jsonl", "summary.md", "evidence_paths"
+
+
+def remake(folder: Path, plots: bool = True) -> str:
+    """Write the report of a run's folder from its rows; returns its text. Raises CountersignError."""
+    rows = read(folder / ROWS, {"attack", "verdict", "choices"})
+    named = {name: [row for row in rows if row["attack"] == name] for name in dict.fromkeys(r["attack"] for r in rows)}
+    text = markdown([summarise(ATTACKS[name], mine) for name, mine in named.items()]) + "\n"
+    (folder / SUMMARY).write_text(text, encoding="utf-8")
+    if plots:
+        _draw(folder, named)
+    return text
+
+
+def _draw(folder: Path, named: Mapping[str, Sequence[Row]]) -> None:
+    """E-values of every attack, and of all honest variants together."""
+    from benchmarks.detection import curves, plots
+    from benchmarks.harness import figures
+
+    def paths(rows: Sequence[Row]) -> curves.Paths | None:
+        choices = [choice for row in rows for choice in row["choices"]]
+        return curves.paths_of(choices, [tokens_of(each) for each in choices], 30, 200) if choices else None
+
+    honest = paths([row for name, mine in named.items() if ATTACKS[name].honest for row in mine])
+    cheats = {name: found for name, mine in named.items() if not ATTACKS[name].honest and (found := paths(mine))}
+    figures.save(folder, EVIDENCE, plots.evidence(cheats, honest))
+
+
 class Output:
     """The folder of one run: `rows.jsonl` grows with every attack, `summary.md` and `metadata.json` follow."""
 
@@ -77,19 +108,20 @@ class Output:
         self._folder = folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "rows.jsonl").write_text("")
+            (folder / ROWS).write_text("")
 
     def rows(self, attack: str, rows: Sequence[Row]) -> None:
         """Add the rows of one attack."""
         if self._folder is not None:
-            with (self._folder / "rows.jsonl").open("a", encoding="utf-8") as file:
+            with (self._folder / ROWS).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"attack": attack, **row}) + "\n" for row in rows)
 
     def finish(self, summaries: Sequence[Summary], metadata: Mapping[str, Any]) -> None:
         """Write the table and how it was made."""
         if self._folder is not None:
-            (self._folder / "summary.md").write_text(markdown(summaries) + "\n", encoding="utf-8")
-            (self._folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            (self._folder / SUMMARY).write_text(markdown(summaries) + "\n", encoding="utf-8")
+            known = {"benchmark": "attack", **metadata}
+            (self._folder / FILE).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
 
 def _line(values: Sequence[str]) -> str:

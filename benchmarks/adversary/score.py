@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.adversary.base import Cheat
 from benchmarks.adversary.traffic import Row
@@ -97,27 +98,54 @@ def until_evidence(rows: Sequence[Row], level: float = LEVEL, orders: int = ORDE
     if not rows:
         return None, None
     random = np.random.default_rng(0)
-    crossings: list[tuple[float, float]] = []
     tokens = np.array([sum(tokens_of(choice) for choice in row["choices"]) for row in rows])
-    for _ in range(orders):
-        order = random.permutation(len(rows))
-        units = [(place, choice) for place, at in enumerate(order) for choice in rows[at]["choices"]]
-        at = betting.first_over(log_evidence([choice for _, choice in units]), level)
+    shuffled = [random.permutation(len(rows)) for _ in range(orders)]
+    choices = [choice for row in rows for choice in row["choices"]]
+    starts = np.cumsum([0, *(len(row["choices"]) for row in rows)])
+    units = [[place for at in order for place in range(starts[at], starts[at + 1])] for order in shuffled]
+    owner = np.repeat(np.arange(len(rows)), np.diff(starts))
+    crossings: list[tuple[float, float]] = []
+    for order, own, running in zip(shuffled, units, log_evidence(choices, units), strict=True):
+        at = betting.first_over(running, level)
         if at is None:
             crossings.append((math.inf, math.inf))
         else:
-            place = units[at - 1][0]
+            place = int(np.flatnonzero(order == owner[own[at - 1]])[0])
             crossings.append((place + 1, float(tokens[order[: place + 1]].sum())))
     responses, used = (float(np.median([pair[column] for pair in crossings])) for column in (0, 1))
     return (math.ceil(responses), math.ceil(used)) if math.isfinite(responses) else (None, None)
 
 
-def log_evidence(choices: Sequence[dict[str, Any]]) -> betting.LogEvidence:
-    """Running log evidence over generations, in their order."""
-    running = [betting.bernoulli([_failed(choice, name) for choice in choices], FAULT_RATE) for name in EXACT]
-    running += [betting.of_check([_metrics(choice, name) for choice in choices]) for name in CALIBRATED]
-    running.append(margin.forged_evidence([_metrics(choice, "margin") for choice in choices]))
+def log_evidence(choices: Sequence[dict[str, Any]], orders: Sequence[Sequence[int]]) -> betting.LogEvidence:
+    """Running log evidence over generations in several orders of them.
+
+    Args:
+        orders: for each, the places in `choices`, each once.
+
+    Returns:
+        float64 (orders, n).
+    """
+    places = np.asarray(orders, np.intp).reshape(len(orders), -1)
+    running = [
+        betting.bernoulli(np.array([_failed(choice, name) for choice in choices], np.bool_)[places], FAULT_RATE)
+        for name in EXACT
+    ]
+    running += [_calibrated([_metrics(choice, name) for choice in choices], places) for name in CALIBRATED]
+    margins = [_metrics(choice, "margin") for choice in choices]
+    running.append(np.array([margin.forged_evidence([margins[at] for at in own]) for own in places.tolist()]))
     return betting.average(running, WEIGHTS)
+
+
+def _calibrated(metrics: Sequence[Mapping[str, Any]], places: NDArray[np.intp]) -> betting.LogEvidence:
+    """`betting.of_check` of each order at once."""
+    heard = np.array([found.get("exceeds") is not None for found in metrics], np.bool_)
+    exceeds = np.array([bool(found.get("exceeds")) for found in metrics], np.bool_)
+    counts = np.array([int(found.get("n_least") or 1) for found in metrics], np.float64)
+    groups = max((int(found.get("groups") or 1) for found in np.array(metrics, object)[heard]), default=1)
+    judged = places[heard[places]].reshape(len(places), -1)
+    running = betting.calibrated(exceeds[judged], counts[judged], groups)
+    started = np.concatenate([np.zeros((len(places), 1)), running], axis=1)
+    return np.take_along_axis(started, np.cumsum(heard[places], axis=1), axis=1)
 
 
 def tokens_of(choice: dict[str, Any]) -> int:

@@ -125,14 +125,4 @@ def scores(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Lines as a Markdown table, the first being its head."""
-    head, *body = lines
-    return "\n".join(_line(cells) for cells in (head, ["---"] * len(head), *body))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-__all__ = ["LENGTHS", "by_arm", "effects", "markdown", "scores", "strangers", "verdicts"]
+__all__ = ["LENGTHS", "by_arm", "effects", "scores", "strangers", "verdicts"]

@@ -17,13 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.standing import cheating, evidence, honest, report, rivals
+from benchmarks.standing import cheating, evidence, honest, rivals
 from benchmarks.standing.evidence import Answer
+from benchmarks.standing.report import CHEATS, HONEST, METADATA, RIVALS, SUMMARY, read, remake
 from policies.settings import AuditSettings, StandingSettings
 
-METADATA = "metadata.json"
-SUMMARY = "summary.md"
-HONEST, CHEATS, RIVALS = "honest.jsonl", "cheats.jsonl", "rivals.jsonl"
 RECORDED = Path(__file__).parents[1] / "results" / "detection"
 SEED = 20261129
 
@@ -46,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output: Path = arguments.output
     if not arguments.tables:
         simulate(arguments)
+    remake(output)
     rows = read(output / HONEST)
-    metadata = json.loads((output / METADATA).read_text())
-    (output / SUMMARY).write_text(report.summary(rows, read(output / CHEATS), read(output / RIVALS), metadata))
     print(f"wrote {output / SUMMARY}", flush=True)
     broken = [row["scenario"] for row in rows if not honest.kept(row)]
     if broken:
@@ -102,13 +99,9 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def read(path: Path) -> list[Row]:
-    """Rows back. Raises OSError when there are none."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def _metadata(arguments: argparse.Namespace, rules: StandingSettings) -> Row:
     return {
+        "benchmark": "standing",
         "seed": arguments.seed,
         "python": platform.python_version(),
         "numpy": np.__version__,

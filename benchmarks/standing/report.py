@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.detection.tables import markdown
+from benchmarks.harness.markdown import markdown
 from benchmarks.standing import fleet
 from benchmarks.standing.honest import kept
 
+METADATA = "metadata.json"
+SUMMARY = "summary.md"
+HONEST, CHEATS, RIVALS = "honest.jsonl", "cheats.jsonl", "rivals.jsonl"
+
 Row = dict[str, Any]
+
+
+def remake(folder: Path, plots: bool = True) -> str:
+    """Write the report of a folder's rows; returns its text. Raises OSError when there are none."""
+    metadata = json.loads((folder / METADATA).read_text())
+    text = summary(read(folder / HONEST), read(folder / CHEATS), read(folder / RIVALS), metadata)
+    (folder / SUMMARY).write_text(text)
+    return text
+
+
+def read(path: Path) -> list[Row]:
+    """Rows back. Raises OSError when there are none."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def summary(honest: Sequence[Row], cheats: Sequence[Row], rivals: Sequence[Row], metadata: Row) -> str:

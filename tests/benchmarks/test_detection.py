@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.detection import attacks, command, judging, tables
+from benchmarks.detection import attacks, command, curves, judging, report, tables
 from benchmarks.detection.evidence import load, recorded_names
 from benchmarks.detection.prompts import CALIBRATION_PROMPTS, LONG_PROMPTS, PROMPTS
+from benchmarks.detection.rows import ROWS, read_rows, write_rows
 from benchmarks.detection.variants import VARIANTS
 from benchmarks.questions import CALIBRATION, DEMO
 from policies import margin, selection
 from policies.checks import Result
 from tests.policies import recorded
+from tests.policies.test_margin import PROFILE
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "detection" / "h200"
 PAD = 65_535
@@ -96,20 +98,77 @@ def test_prompts_of_different_purposes_do_not_overlap() -> None:
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
     rows = [{"arm": "a", "tokens": 12, "score": 0.125, "reason": "x: y, z", "gone": None}, {"arm": "b", "tokens": 0}]
-    command.write_rows(tmp_path / "rows.csv.gz", rows)
-    back = command.read_rows(tmp_path / "rows.csv.gz")
+    write_rows(tmp_path / "rows.csv.gz", rows)
+    back = read_rows(tmp_path / "rows.csv.gz")
     assert back[0] == rows[0]
     assert (back[1]["tokens"], back[1]["score"]) == (0, None)
 
 
 @pytest.fixture(scope="module")
 def committed() -> list[judging.Row]:
-    return command.read_rows(RESULTS / command.ROWS)
+    return read_rows(RESULTS / ROWS)
 
 
-def test_the_committed_tables_come_from_the_committed_rows(committed: list[judging.Row]) -> None:
-    metadata = json.loads((RESULTS / command.METADATA).read_text())
-    assert command.summary(committed, metadata) == (RESULTS / command.SUMMARY).read_text()
+def test_the_committed_tables_come_from_the_committed_rows(tmp_path: Path) -> None:
+    for name in (ROWS, "metadata.json"):
+        shutil.copy(RESULTS / name, tmp_path / name)
+    assert command.main(["--output", str(tmp_path), "--no-plots"]) == 0
+    made = [*tmp_path.iterdir()]
+    assert {path.name for path in made} >= {report.SUMMARY, report.POWER_CSV, report.ROC_CSV}
+    drawn = [line for line in (RESULTS / report.SUMMARY).read_text().splitlines(True) if line.startswith("![")]
+    for path in made:
+        committed = (RESULTS / path.name).read_text() if path.suffix != ".gz" else ""
+        for line in drawn:
+            committed = committed.replace(line + "\n", "")
+        assert path.suffix == ".gz" or path.read_text() == committed, path.name
+
+
+def test_curves_of_scores_that_are_known() -> None:
+    null = [{"distance @128": value, "tokens": 128} for value in (0.1, 0.2, 0.3, 0.4)]
+    far = [{"distance @128": value, "tokens": 128} for value in (0.35, 0.5, 0.6, None)]
+    curve = curves.roc(null, far, "distance")
+    assert curve is not None
+    assert (curve.honest, curve.cheats) == (4, 3)
+    assert curve.area == pytest.approx(11 / 12)
+    assert curve.at(0.01) == pytest.approx(2 / 3)
+    assert curve.at(0.25) == 1.0
+    same = curves.roc(null, null, "distance")
+    assert same is not None
+    assert same.area == pytest.approx(0.5)
+    assert curves.roc(null, [{"tokens": 12}], "margin") is None
+
+
+def test_evidence_over_tokens(committed: list[judging.Row]) -> None:
+    groups = tables.by_arm(committed)
+    caught, honest = (curves.paths(groups[name], orders=5) for name in ("fp8 spoofed", "eager-64"))
+    assert 200 < (caught.needed(0.5) or 0) <= (caught.needed(0.99) or 0) < 3000
+    assert honest.needed(0.01) is None
+    assert honest.evidence.max() < 6
+    assert caught.power(np.array([16.0, 3000.0])).tolist() == [0.0, 1.0]
+
+
+def test_judging_goes_on_arm_by_arm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+
+    def judge(arm: attacks.Arm, profiles: object) -> list[judging.Row]:
+        judged.append(arm.name)
+        if arm.name == "fp8 spoofed" and judged.count(arm.name) == 1:
+            raise KeyboardInterrupt
+        return [{"arm": arm.name, "kind": arm.kind, "tokens": 3, "temperature": 0}]
+
+    monkeypatch.setattr(command, "judge", judge)
+    monkeypatch.setattr(command, "calibrate", lambda *given, **more: judging.Profiles(PROFILE, None))
+    monkeypatch.setattr(command, "remake", lambda *given, **more: "")
+    run = ["--recordings", str(folder), "--output", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        command.main(run)
+    assert command.main([*run, "--dry-run"]) == 0
+    before = len(read_rows(tmp_path / ROWS))
+    assert command.main(run) == 0
+    assert before == judged.index("fp8 spoofed")
+    assert judged.count("eager-64") == 1
+    assert judged.count("fp8 spoofed") == 2
+    assert len(read_rows(tmp_path / ROWS)) == len(set(judged))
 
 
 def test_no_honest_variant_was_rejected_and_every_cheat_is_known(committed: list[judging.Row]) -> None:

@@ -109,9 +109,9 @@ def test_the_bound_is_the_promised_one() -> None:
 
 def test_the_committed_tables_come_from_the_committed_rows_and_keep_the_promise() -> None:
     rows, cheats, rivals = (
-        command.read(RESULTS / name) for name in (command.HONEST, command.CHEATS, command.RIVALS)
+        report.read(RESULTS / name) for name in (report.HONEST, report.CHEATS, report.RIVALS)
     )  # fmt: skip
-    metadata = json.loads((RESULTS / command.METADATA).read_text())
-    assert report.summary(rows, cheats, rivals, metadata) == (RESULTS / command.SUMMARY).read_text()
+    metadata = json.loads((RESULTS / report.METADATA).read_text())
+    assert report.summary(rows, cheats, rivals, metadata) == (RESULTS / report.SUMMARY).read_text()
     assert {row["alpha"] for row in rows} == {0.01, 0.001}
     assert all(row["backends"] >= 10_000 and honest.kept(row) for row in rows)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import command as benches
-from benchmarks.standing import cheating, command, evidence, honest, rivals
+from benchmarks.standing import cheating, command, evidence, honest, report, rivals
 from benchmarks.standing.evidence import Answer, of_outcomes
 from benchmarks.standing.predict import generations
 from benchmarks.standing.turning import quantile
@@ -151,9 +151,9 @@ def test_one_command_writes_rows_and_tables(tmp_path: Path, capsys: pytest.Captu
         patch.setattr(cheating, "HONEST_SEQUENCES", 5)
         patch.setattr(cheating, "HONEST_UNITS", 50)
         assert benches.main(arguments) == 0
-    first = (tmp_path / command.SUMMARY).read_text()
+    first = (tmp_path / report.SUMMARY).read_text()
     assert "| framed |" in first
     assert "| int8 |" in first
     assert benches.main([*arguments[:3], "--tables"]) == 0
-    assert (tmp_path / command.SUMMARY).read_text() == first
+    assert (tmp_path / report.SUMMARY).read_text() == first
     assert "wrote" in capsys.readouterr().out
