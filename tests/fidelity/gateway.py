@@ -36,7 +36,7 @@ _IMPATIENT = {"timeouts": {"connect": 0.5, "first_byte": 0.6, "idle": 0.6, "tota
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "impatient": _IMPATIENT,
-    "unreachable": _IMPATIENT,
+    "unreachable": {"timeouts": {"connect": 0.5, "first_byte": PATIENCE, "idle": PATIENCE, "total": PATIENCE}},
     "keepalive": {"relay": {"keepalive": KEEPALIVE}},
     "pair": {},
     "ending": {},

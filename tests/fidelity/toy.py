@@ -11,6 +11,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from tests.support import wire
+from tests.support.fake_backend import close, turns
 from tests.support.waiting import PATIENCE
 
 _ABANDONED = 500_000
@@ -77,15 +78,15 @@ class Toy:
         self._port = server.sockets[0].getsockname()[1]
         self._up.set()
         await self._over.wait()
-        server.close()
+        await close(server)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # What was accepted in this very moment, or has bytes left that nobody takes, would outlive its loop.
+        # What has bytes left that nobody takes would outlive its loop.
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0.01)
+        await turns()
 
     def _accept(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)

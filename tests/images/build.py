@@ -86,7 +86,7 @@ class Build:
             "LANG": "C.UTF-8",
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PIP_NO_COMPILE": "1",
+            "PIP_NO_COMPILE": "0",  # pip takes it as what `compile` is
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self.wheels),
         }

@@ -46,6 +46,22 @@ class Wire:
         except ConnectionError:
             pass
 
+    def answer(self) -> bytes:
+        """The next answer, which says its length."""
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += self._more()
+        head = got.partition(b"\r\n\r\n")[0].lower()
+        length = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
+        while len(got) < len(head) + 4 + length:
+            got += self._more()
+        return got
+
+    def _more(self) -> bytes:
+        data = self.socket.recv(65536)
+        assert data, "the connection was closed"
+        return data
+
     def rest(self) -> bytes:
         """Everything that comes until the other side closes."""
         parts = []

@@ -37,7 +37,7 @@ def test_what_follows_an_answer_without_end(rig: Rig, path: str, rest: bytes) ->
     before = memory()
     with Wire(rig) as client:
         client.send([f"POST {path} HTTP/1.1\r\n".encode(), HOST, CHUNKED])
-        answer = client.socket.recv(65536)
+        answer = client.answer()
         client.send([rest])
         client.send([b"a" * 100_000] * 100)
         assert client.rest() == b""
@@ -58,7 +58,7 @@ def test_trailers_and_extensions_up_to_the_bound(make_rig: MakeRig) -> None:
 def test_a_bad_body_behind_its_answer(rig: Rig) -> None:
     with Wire(rig) as client:
         client.send([b"POST /nope HTTP/1.1\r\n", HOST, CHUNKED, b"5\r\na"])
-        assert client.socket.recv(65536).startswith(b"HTTP/1.1 404 ")
+        assert client.answer().startswith(b"HTTP/1.1 404 ")
         client.send([b"aaaa\r\nzz\r\n"])
         assert client.rest() == b""
 
@@ -69,7 +69,7 @@ def test_a_body_that_trickles_behind_its_answer(make_rig: MakeRig) -> None:
         begun = time.monotonic()
         with Wire(rig) as client:
             client.send([b"POST /nope HTTP/1.1\r\n", HOST, start])
-            assert client.socket.recv(65536).startswith(b"HTTP/1.1 404 ")
+            assert client.answer().startswith(b"HTTP/1.1 404 ")
             for _ in range(4):
                 client.send([b"a"])
                 time.sleep(0.1)
@@ -81,7 +81,7 @@ def test_a_connection_is_kept_for_whoever_ends_its_body_behind_the_answer(make_r
     rig = make_rig(bounds={"head_seconds": 1.0})
     with Wire(rig) as client:
         client.send([b"POST /nope HTTP/1.1\r\n", HOST, length(), b"\r\n", BODY[:5]])
-        assert client.socket.recv(65536).startswith(b"HTTP/1.1 404 ")
+        assert client.answer().startswith(b"HTTP/1.1 404 ")
         client.send([BODY[5:]])
         time.sleep(1.5)
         client.send([b"GET /healthz HTTP/1.1\r\n", HOST, CLOSE, b"\r\n"])

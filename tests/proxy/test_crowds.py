@@ -32,7 +32,7 @@ from tests.support.waiting import PATIENCE
 from verifier_pool.link.limit_scripts import SHOW
 from verifier_pool.link.queue import PREFIX
 
-CROWD = 300
+CROWD = 200
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_crowd_of_everything(valkey: Valkey, option: str, monkeypatch: pytest.
 
     async def test() -> None:
         async with stored(valkey.url + option) as (store, outage):
-            await asyncio.gather(*(ask() for ask in _everything(store, 400)))
+            await asyncio.gather(*(ask() for ask in _everything(store, 150)))
             assert not outage.down
 
     asyncio.run(test())

@@ -36,7 +36,7 @@ SHORTER = {
     9_000_000: ("whole error", "whole page"),
     3_000: ("gzip", "zstd", "gzip line", "zstd line", "whole gzip", "whole zstd"),
 }
-MOST_KEPT = 192 * 1024
+MOST_KEPT = 256 * 1024
 
 
 @pytest.fixture(scope="module")

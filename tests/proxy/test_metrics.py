@@ -26,7 +26,6 @@ from proxy.tap.bill import MOST
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend
-from tests.support.pace import pace
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
@@ -353,18 +352,3 @@ async def test_time_is_put_down_to_whom_it_belongs() -> None:
     assert 0 <= added_first <= added < 0.15
     assert 0.05 <= first < asked
     assert asked >= 0.15
-
-
-def test_serving_costs_microseconds() -> None:
-    """All that is counted of one request, together."""
-    metrics, clock, each = Metrics(), Clock(TimeoutSettings()), generation()
-    clock.went_up()
-    clock.showing()
-
-    def best() -> float:
-        began = time.thread_time()
-        for _ in range(2000):
-            metrics.served(each, clock, 200, None)
-        return (time.thread_time() - began) / 2000
-
-    assert min(best() for _ in range(7)) < 40e-6 * pace()

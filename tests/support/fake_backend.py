@@ -110,16 +110,14 @@ class FakeBackend:
         self.port = server.sockets[0].getsockname()[1]
         self._up.set()
         await self._over.wait()
-        server.close()
-        # Who connected in this very moment is to be accepted before it is closed, and closed before this ends.
-        await _turns()
+        await close(server)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for transport in list(self._transports):
             transport.abort()
-        await _turns()
+        await turns()
 
     def _protocol(self) -> _Connection:
         connection = _Connection(asyncio.StreamReader(loop=self._loop), self._accept, self._loop)
@@ -240,7 +238,16 @@ async def _play(steps: Sequence[Step], request: Received, writer: asyncio.Stream
         return False
 
 
-async def _turns() -> None:
+async def close(server: asyncio.Server) -> None:
+    """Accept nobody any more. asyncio forgets whom it accepts in the moment of a close, with an open socket, so those
+    come first."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    await turns()
+    server.close()
+
+
+async def turns() -> None:
     """Let the loop do what is to be done by now, and what follows from it."""
     for _ in range(10):
         await asyncio.sleep(0)

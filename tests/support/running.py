@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import uvicorn
+import uvicorn.server
 
 from policies.settings import Settings
 from proxy.app import create_app
@@ -17,6 +19,20 @@ from proxy.serve import config_of
 from proxy.services import Services
 from tests.support.waiting import PATIENCE
 from verifier_pool.link.settings_file import SettingsFile
+
+
+class _Hasty:
+    """asyncio as uvicorn's server knows it. It looks ten times a second whether it is to end, and then waits for a
+    tenth of a second: together more than most tests take."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.005))
+
+
+uvicorn.server.asyncio = _Hasty()  # type: ignore[attr-defined]
 
 
 class RunningProxy:
