@@ -10,6 +10,9 @@ from typing import cast
 import pytest
 from redis import Redis
 
+from policies import jws
+from policies.receipt import leaf_of, verify_receipt
+from policies.verification import public
 from tests.verifier_pool import rig
 from tests.verifier_pool.audits import WEBHOOK, Second, declared, ready
 from tests.verifier_pool.crashes import survives, together
@@ -17,6 +20,7 @@ from tests.verifier_pool.sick import Sick, SickSecond
 from tests.verifier_pool.told import events, outbox, push, record, told
 from tests.verifier_pool.toy import ToyReference, answer, settings
 from verifier_pool import context, jobs, rq_job, worker
+from verifier_pool.link.log import Log
 from verifier_pool.link.queue import (
     OPEN,
     OUTBOX,
@@ -24,6 +28,8 @@ from verifier_pool.link.queue import (
     units_key,
     verdict_key,
 )
+from verifier_pool.link.receipts import receipt_of
+from verifier_pool.link.signing import Signer
 from verifier_pool.loop import Loop
 from verifier_pool.reference import canary
 from verifier_pool.replays import REPLAYING, outcome_key, request_key, vouching_key
@@ -94,6 +100,12 @@ def test_a_worker_killed_at_any_command_leaves_one_verdict_and_one_unit(
             assert verification["verdict"] == "reject"
             assert "distance" in verification["second_reference"]["confirmed"]
             assert [entry.id for entry in found.accusing] == [evidence.id]
+        stored = receipt_of(redis, evidence.id)
+        assert stored is not None, command
+        signed = verify_receipt(stored.token, keys_of(redis), id=evidence.id)
+        assert signed.verification == public(verification), command
+        assert signed.leaf in leaves_of(redis), command
+        assert len(leaves_of(redis)) == 1, command
         assert outbox(redis).count(evidence.id) == 1
         assert [event["type"] for event in events(redis)] == ["backend.redeclared"]
         assert not redis.exists(units_key("honest"), UNFOLDED, REPLAYING)
@@ -118,6 +130,17 @@ def where(redis: Redis, id: str) -> str:
     return next((word for key, word in zip(keys, words, strict=True) if redis.exists(key)), "recorded")
 
 
+def keys_of(redis: Redis) -> jws.Keys:
+    """What receipts are signed with."""
+    return jws.keys_in(jws.jwk_set(Signer(redis).published()))
+
+
+def leaves_of(redis: Redis) -> list[bytes]:
+    """What is in their log."""
+    log = Log(redis, Signer(redis))
+    return log.entries(0, log.state().size)
+
+
 def test_a_job_in_two_processes_at_once_is_one_verdict_and_one_unit(redis: Redis, valkey_url: str) -> None:
     rules = declared(valkey_url, webhook=WEBHOOK)
     answers = [answer((40, number % 60), 20, kernels=number) for number in range(60)]
@@ -134,6 +157,9 @@ def test_a_job_in_two_processes_at_once_is_one_verdict_and_one_unit(redis: Redis
     ready(redis, rules, ToyReference()).serve(burst=True)
     Standings(redis, rules).fold_left(60)
     assert record(redis, rules).coverage.generations == 60
+    receipts = [receipt_of(redis, evidence.id) for evidence in answers]
+    assert sorted(leaf_of(each.token) for each in receipts if each) == sorted(leaves_of(redis))
+    assert len(leaves_of(redis)) == 60
     assert redis.zcard(OUTBOX) == 60
     assert not redis.exists(units_key("honest"), UNFOLDED)
 
