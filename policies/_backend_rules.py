@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, WithJsonSchema, model_validator
 
 from policies._sections import Section
 
@@ -24,7 +24,7 @@ def _line(text: str) -> str:
     return text
 
 
-Line = Annotated[str, AfterValidator(_line)]
+Line = Annotated[str, AfterValidator(_line), WithJsonSchema({"type": "string", "pattern": r"^( |[^\p{C}\p{Z}])*$"})]
 """Text that gets into records, labels and logs as it is."""
 
 

@@ -168,6 +168,21 @@ envFrom:
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
+{{- /* As the program's own validators have it, with its defaults; tests hold these against it. */ -}}
+{{- $less := list
+  (list "breaker" "longest" 60.0 "open_seconds" 2.0 "it is shorter than open_seconds")
+  (list "verification" "verdict_ttl" 604800 "evidence_ttl" 3600 "it is shorter than evidence_ttl") -}}
+{{- range $less -}}
+{{- $section := get $.Values.settings (index . 0) | default dict -}}
+{{- $one := get $section (index . 1) | default (index . 2) | float64 -}}
+{{- if lt $one (get $section (index . 3) | default (index . 4) | float64) -}}
+{{- fail (printf "settings.%s.%s: %s" (index . 0) (index . 1) (index . 5)) -}}
+{{- end -}}
+{{- end -}}
+{{- $verification := .Values.settings.verification | default dict -}}
+{{- if ge (get $verification "replay_wait" | default 900 | float64) (get $verification "evidence_ttl" | default 3600 | float64) -}}
+{{- fail "settings.verification.replay_wait: it is no shorter than evidence_ttl" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Bytes of a quantity as Kubernetes writes it, or as Valkey does (512mb); a number is bytes. */}}

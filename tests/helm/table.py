@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from tests.helm import schema, settings_table
+from tests.helm.settings_schema import LARGEST
 
 VALUES = schema.CHART / "values.yaml"
 README = schema.CHART / "README.md"
@@ -139,6 +140,8 @@ def _kind(form: dict[str, Any]) -> str:
     if "anyOf" in form:
         return " or ".join(dict.fromkeys(_kind(one) for one in form["anyOf"] if one.get("type") != "null"))
     kind = str(form.get("type", "any"))
+    if form.get("maximum") == LARGEST:
+        form = {word: value for word, value in form.items() if word != "maximum"}
     if "minimum" in form or "maximum" in form or "exclusiveMinimum" in form:
         signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
         return f"{kind} " + ", ".join(f"{sign} {form[word]}" for word, sign in signs.items() if word in form)

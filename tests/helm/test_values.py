@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import helm_python as helm
 import kubernetes_validate
 import pytest
 
+from policies.errors import SettingsError
+from policies.settings import parse_settings
 from tests.helm import schema
 from tests.helm.rendered import MOE, Release, Values
 
@@ -47,6 +51,16 @@ WRONG: list[tuple[Values, str]] = [
     ({"settings": {"audit": {"rate": 1.5}}}, "/settings/audit/rate"),
     ({"settings": {"backends": [SERVER | {"url": "gpu.example.com"}]}}, "/settings/backends/0/url"),
     ({"settings": {"backends": [{"name": "a"}]}}, "url"),
+    ({"settings": {"backends": [SERVER | {"engine": "two\nlines"}]}}, "/settings/backends/0/engine"),
+    ({"settings": {"backends": [SERVER | {"served_model": "a\u202eb"}]}}, "/settings/backends/0/served_model"),
+    ({"settings": {"models": {"m": {"reference": {"kind": "vllm_engine"}}}}}, "path"),
+    ({"settings": {"models": {"m": {"reference": {"kind": "vllm_engine", "path": None}}}}}, "path"),
+    ({"settings": {"models": {"m": {"reference": {"kind": "vllm_http", "url": ""}}}}}, "url"),
+    ({"settings": {"models": {"m": {"reference": {"kind": "vllm_http", "path": "/m"}}}}}, "url"),
+    ({"settings": {"models": {"m": {"second_reference": {"kind": "vllm_http", "url": "http://h"}}}}}, "second_profile"),
+    ({"settings": {"models": {"m": {"second_profile": "/etc/countersign/b.json"}}}}, "second_reference"),
+    ({"settings": {"telemetry": {"traces": "file"}}}, "file"),
+    ({"settings": {"bounds": {"request_bytes": 1e300}}}, "/settings/bounds/request_bytes"),
     # Neither secrets nor what the chart sets belong in a ConfigMap.
     ({"settings": {"backends": [SERVER | {"api_key": "k"}]}}, "api_key"),
     ({"settings": {"audit": {"secret": "s"}}}, "secret"),
@@ -128,6 +142,9 @@ def test_wrong_values_are_refused_by_name(chart: helm.Chart, values: Values, nam
         chart.render(values, name="countersign")
 
 
+SETS_ITSELF = {"api_key", "secret", "token", "keys", "redis_url", "port", "host", "https://user:word@host"}
+SETS_ITSELF |= {"durability", "http://user:word@collector"}
+"""What the chart refuses because it is a secret, or the chart's own."""
 CONTRADICTIONS: dict[str, Values] = {
     "reference.perModel.typo": {"settings": MOE, "reference": {"perModel": {"typo": {"replicas": 2}}}},
     "reference.perModel.moe.second": {"settings": MOE, "reference": {"perModel": {"moe": {"second": {"replicas": 2}}}}},
@@ -138,11 +155,48 @@ CONTRADICTIONS: dict[str, Values] = {
     "proxy.admin.port": {"proxy": {"port": 8701, "admin": {"enabled": True, "existingSecret": "ops"}}},
     "settings.backends: two are called a": {"settings": {"models": {"m": {}}, "backends": [SERVER, SERVER]}},
     "settings.backends: the model m of a": {"settings": {"backends": [SERVER]}},
+    "settings.breaker.longest": {"settings": {"breaker": {"longest": 1.5}}},
+    "settings.breaker.longest: it is": {"settings": {"breaker": {"open_seconds": 61}}},
+    "settings.verification.verdict_ttl": {"settings": {"verification": {"verdict_ttl": 3599}}},
+    "settings.verification.verdict_ttl: it": {"settings": {"verification": {"evidence_ttl": 604801}}},
+    "settings.verification.replay_wait": {"settings": {"verification": {"replay_wait": 3600}}},
+    "settings.verification.replay_wait: it": {"settings": {"verification": {"evidence_ttl": 900}}},
     "redis.bundled.maxmemory": {"redis": {"bundled": {"maxmemory": "4gb"}}},
     "redis.bundled.maxmemory: it is": {
         "redis": {"bundled": {"maxmemory": "512mb", "resources": {"limits": {"memory": 512 * 2**20}}}}
     },
 }
+
+
+OF_THE_PROGRAM = [
+    values
+    for values in [*(wrong for wrong, _ in WRONG), *CONTRADICTIONS.values()]
+    if values.keys() == {"settings"} and not SETS_ITSELF & set(json.dumps(values).split('"'))
+]
+
+
+@pytest.mark.parametrize("values", OF_THE_PROGRAM, ids=str)
+def test_no_rule_about_settings_is_the_charts_alone(values: Values) -> None:
+    secret = {"COUNTERSIGN_WEBHOOK__SECRET": "whsec_AAAA"}
+    tree = {"models": {"m": {}}} | values["settings"]
+    with pytest.raises(SettingsError):
+        parse_settings(json.dumps(tree), secret)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"breaker": {"open_seconds": 60, "longest": 60}},
+        {"verification": {"evidence_ttl": 901, "verdict_ttl": 901}},
+        {"verification": {"replay_wait": 3599, "evidence_ttl": 3600, "verdict_ttl": 3600}},
+        {"models": {"m": {"second_reference": None, "second_profile": None, "reference": None}}},
+    ],
+    ids=str,
+)
+def test_what_the_program_takes_the_chart_does(chart: helm.Chart, settings: Values) -> None:
+    assert Release(chart, {"settings": settings}).settings() == parse_settings(
+        json.dumps(settings | {"host": "0.0.0.0", "redis_url": "redis://countersign-valkey:6379/0"}), {}
+    )
 
 
 ALLOWED: dict[str, Values] = {
