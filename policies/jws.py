@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -32,7 +33,7 @@ Keys = Mapping[str, bytes]
 
 def sign(payload: bytes, key: Ed25519PrivateKey, kind: str) -> str:
     """A token that says this, of this type."""
-    signed = f"{_encoded(_header(kid_of(public_bytes(key)), kind))}.{_encoded(payload)}"
+    signed = f"{_head_of(public_bytes(key), kind)}.{_encoded(payload)}"
     return f"{signed}.{_encoded(key.sign(signed.encode()))}"
 
 
@@ -139,6 +140,11 @@ def key_bytes(text: str) -> bytes:
     if len(raw) != KEY_BYTES:
         raise ReceiptError("a key has 32 bytes")
     return raw
+
+
+@lru_cache(maxsize=64)
+def _head_of(public: bytes, kind: str) -> str:
+    return _encoded(_header(kid_of(public), kind))
 
 
 def _header(kid: str, kind: str) -> bytes:
