@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from policies import bundle as bundles
 from policies import case as cases
-from policies import codec, head
+from policies import codec, head, jws
 from policies.case import Case
 from policies.errors import BundleError, CountersignError, EvidenceError, ReceiptError
 from policies.evidence import Evidence
@@ -149,8 +149,20 @@ def _signature(found: Examination, bundle: bundles.Bundle, keys: Mapping[str, by
     except ReceiptError as error:
         found.bad("signature", Outcome.BAD_SIGNATURE, f"The receipt is not what was signed: {error}.")
         return
+    if list(map(jws.kid_of, bundle.keys)) != _signers(found.receipt.kid, bundle.log):
+        words = "The keys in the bundle are not those that receipt and log are signed with."
+        found.bad("signature", Outcome.BAD_SIGNATURE, words)
+        return
     words = "The receipt is signed with the key {}: nothing in it was changed after that."
     found.good("signature", words.format(found.receipt.kid))
+
+
+def _signers(kid: str, log: bundles.Place | None) -> list[str]:
+    """By which keys receipt and head say they are signed."""
+    try:
+        return [kid] if log is None else list(dict.fromkeys([kid, jws.kid_in(log.head, head.KIND)]))
+    except ReceiptError:
+        return [kid]
 
 
 def _key(found: Examination, bundle: bundles.Bundle, trusted: Mapping[str, bytes] | None, any_key: bool) -> None:

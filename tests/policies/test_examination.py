@@ -102,6 +102,12 @@ def test_what_the_log_must_show() -> None:
     assert outcome(bundle.pack(msgspec.structs.replace(honest, log=foreign, keys=keys))) is Outcome.UNTRUSTED_KEY
 
 
+def test_other_keys_than_those_it_is_signed_with_are_found() -> None:
+    honest, other = audited().bundle, jws.public_bytes(OTHER_KEY)
+    for keys in ((), (other,), (*honest.keys, other), (other, *honest.keys), (*honest.keys, *honest.keys)):
+        assert outcome(bundle.pack(msgspec.structs.replace(honest, keys=keys))) is Outcome.BAD_SIGNATURE
+
+
 @given(st.data())
 def test_any_changed_byte_is_found(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(whole()) - 1))
