@@ -62,6 +62,8 @@ class Product:
     webhooks: Receiver
 
     key: str = KEY
+    asked: list[str] = field(default_factory=list)
+    """Ids of the answers so far."""
 
     def __post_init__(self) -> None:
         self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=300)
@@ -81,6 +83,7 @@ class Product:
             **body, extra_headers={"x-countersign-backend": backend, "x-countersign-mode": mode}
         )
         answer: Any = response.parse()
+        self.asked.append(response.headers["x-countersign-id"])
         return response.headers["x-countersign-id"], list(answer) if fields.get("stream") else answer
 
     def verification(self, id: str) -> dict[str, Any]:

@@ -17,8 +17,11 @@ import pytest
 
 from benchmarks.demo.models import DemoModels
 from benchmarks.questions import DEMO
+from policies.examination import Outcome, examine
+from policies.jws import keys_in
 from tests.e2e.product import CHEATS, HONEST, SECRET, Product, check_of, running
 from tests.support.waiting import PATIENCE
+from verifier_pool import verify
 from verifier_pool.signature import verify_signature
 
 pytestmark = pytest.mark.e2e
@@ -214,3 +217,26 @@ def test_an_unknown_model_is_an_openai_error(product: Product) -> None:
 
 def test_models_are_listed(product: Product) -> None:
     assert [model.id for model in product.openai.models.list()] == ["smollm2"]
+
+
+def test_a_third_party_derives_every_verdict_again(product: Product, demo_models: DemoModels, tmp_path: Path) -> None:
+    """Of all answers above, from nothing but a file each, the operator's keys and, for one, the model's tokenizer."""
+    if not product.asked:
+        product.chat(messages=user(DEMO[8]), max_tokens=20)
+    published = product.http.get("/.well-known/countersign-keys.json").raise_for_status()
+    trusted, words = keys_in(published.json()), set()
+    for id in product.asked:
+        product.verification(id)
+        response = product.http.get(f"/v1/verifications/{id}/evidence").raise_for_status()
+        found = examine(response.content, trusted)
+        assert found.outcome is Outcome.VERIFIED, (id, found.faults)
+        assert found.receipt is not None
+        words.add(found.receipt.verdict)
+        assert len(response.content) < 100_000
+    assert len(product.asked) == 1 or {"pass", "reject", "withheld"} <= words
+    (tmp_path / "keys.json").write_bytes(published.content)
+    (tmp_path / "last.countersign").write_bytes(response.content)
+    options = ["--keys", str(tmp_path / "keys.json"), "--tokenizer", str(demo_models.bf16), "--json"]
+    assert verify.main([str(tmp_path / "last.countersign"), *options]) == 0
+    report = product.http.get(f"/v1/verifications/{id}/report").raise_for_status()
+    assert "<script" not in report.text
