@@ -11,7 +11,7 @@ from proxy.relay import inline
 from proxy.relay.answer import Answer
 from proxy.relay.refusal import Declined, retryable, status_of
 from proxy.relay.transport import UpstreamResponse, finish
-from proxy.relay.whole import deliver
+from proxy.relay.whole import deliver, shaped
 from proxy.tap.base import LARGE
 from proxy.tap.types import Tap
 
@@ -86,7 +86,7 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
     answer.refused = status
     answer.over()
     answer.blame(status)
-    refusal = answer.record.secret.mask(tap.refusal, error=True)
+    refusal = await shaped(answer, status, answer.record.secret.mask(tap.refusal, error=True))
     answer.record.show(refusal)
     answer.record.evidence()
     headers = [item for item in answer.their_headers(response) if item[0] != b"content-type"]

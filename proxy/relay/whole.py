@@ -25,6 +25,7 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """Read it to its end, then pass it on. Raises what `Reply.relay` does."""
     body, failure = await answer.gather(response, tap)
     if failure is None:
+        body = await shaped(answer, response.status, body)
         await answer.show(body)
     answer.record.evidence()
     if failure is not None:
@@ -51,17 +52,24 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
             answer.record.refusal = NO_ANSWER
         answer.record.evidence()
         raise failure
+    body = await shaped(answer, response.status, body)
     await answer.show(body)
     answer.record.evidence()
     answer.over()
     await deliver(answer, response.status, answer.their_headers(response), body)
 
 
+async def shaped(answer: Answer, status: int, body: bytes) -> bytes:
+    """The body as its client gets it: as the last event of a stream where it has been promised one."""
+    if not answer.down.pinged:
+        return body
+    return await sized(len(body), partial(_as_event, answer.generation.endpoint, status, body))
+
+
 async def deliver(answer: Answer, status: int, headers: Headers, body: bytes) -> None:
-    """The head and the body; as the last event of a stream where the client has been promised one."""
+    """The head, unless the client has been promised a stream, and the body, which is `shaped` by then."""
     if answer.down.pinged:
-        event = await sized(len(body), partial(_as_event, answer.generation.endpoint, status, body))
-        await answer.down.write(event, last=True)
+        await answer.down.write(body, last=True)
         return
     # An answer that has no content has no length either (RFC 9110 8.6).
     length = [] if status == _NO_CONTENT else [(b"content-length", str(len(body)).encode())]

@@ -17,7 +17,7 @@ from policies.served import compare_served
 from policies.settings import hash_key
 from tests.proxy.conftest import Rig
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, Received, Step
+from tests.support.fake_backend import Close, FakeBackend, Received, Step, Until
 from tests.support.running import settings_for
 from tests.verifier_pool.rig import Pool
 from verifier_pool import context
@@ -256,3 +256,25 @@ def test_a_damaged_log_and_one_out_of_reach_are_our_trouble(make: Callable[..., 
     answer = rig.http.get("/v1/log/head?covering=2")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
     assert rig.http.get(f"/v1/verifications/{id}/receipt").status_code == 200
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_in_a_stream_that_was_kept_alive_is_hashed_as_it_came(make: Callable[..., Rig], status: int) -> None:
+    rig = make(relay={"keepalive": 0.05})
+    pinged = threading.Event()
+    error = b'{"error": {"message": "no", "type": "x", "param": null, "code": null}}'
+    steps = wire.stream() if status == 200 else [wire.whole(error, status)]
+    rig.backend.script = [Until(pinged), *steps]
+    with working(rig):
+        request = rig.http.build_request(
+            "POST", "/v1/chat/completions", json={"model": "m", "stream": True, "messages": [{"role": "user"}]}
+        )
+        answer = rig.http.send(request, stream=True)
+        got = b""
+        for piece in answer.iter_raw():
+            got += piece
+            if b": ping" in got:
+                pinged.set()
+        found = receipt_of(rig, answer)
+    assert got.startswith(b": ping\n\n")
+    compare_served(found, got)
