@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 import orjson
@@ -27,8 +27,8 @@ PAGE_HEADERS = {**HEADERS, "content-security-policy": f"{CSP}; frame-ancestors '
 
 router = APIRouter()
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, allow_inf_nan=False)]
-_turn = asyncio.Semaphore(2)
-"""Bundles that are judged again at once: each takes a core for a while, and streams have to be served."""
+MOST_SHOWN = 4 * 1024 * 1024
+"""Bytes of a bundle that is judged again here: streams have to be served meanwhile."""
 
 
 @router.get("/v1/verifications/{id}/evidence")
@@ -38,31 +38,33 @@ async def evidence(id: str, services: TheServices, client: TheClient, wait: Wait
     `wait` is how many seconds to wait for the verdict, without which there is no bundle.
     """
     name = f'attachment; filename="{id}{bundle.SUFFIX}"'
-    data = await _bundle(id, services, client, wait)
+    data = await _made(id, services, client, wait, lambda data, _: data)
     return Response(data, media_type=bundle.MEDIA_TYPE, headers={**HEADERS, "content-disposition": name})
 
 
 @router.get("/v1/verifications/{id}/report")
 async def report(id: str, services: TheServices, client: TheClient, wait: Wait = 0.0) -> Response:
     """The same for people: the answer's tokens by how far claim and replay differ, and what the numbers mean."""
-    data = await _bundle(id, services, client, wait)
-    keys = await _keys(services)
-    async with _turn:
-        text = await asyncio.to_thread(lambda: page(examine(data, keys)))
+    text = await _made(id, services, client, wait, _page)
     return Response(text, media_type="text/html", headers=PAGE_HEADERS)
 
 
-async def _bundle(id: str, services: Services, client: Client, wait: float) -> bytes:
-    """Raises PermissionDenied and NotFound, StoreUnavailable and StoreFailed."""
+def _page(data: bytes, keys: jws.Keys) -> bytes:
+    if len(data) > MOST_SHOWN:
+        words = "the evidence of this answer is too large to be shown here; `countersign verify --html` shows it"
+        raise NotFound(words, code="evidence_too_large")
+    return page(examine(data, keys))
+
+
+async def _made(
+    id: str, services: Services, client: Client, wait: float, make: Callable[[bytes, jws.Keys], bytes]
+) -> bytes:
+    """What is made of a bundle, in a thread. Raises PermissionDenied and NotFound, StoreUnavailable and StoreFailed."""
     if client.evidence == "none":
         raise PermissionDenied("this key may not read evidence")
     owner = await services.store.owner(id) if client.evidence == "all" else client.owner
     verification = await services.store.told(id, owner, wait)
     if verification["status"] == "pending":
         raise NotFound("there is no evidence yet: its verdict is pending", code="evidence_pending")
-    keys = await _keys(services)
-    return await services.receipts.ask(lambda log: bundle_of(log, id, keys, services.sealer))
-
-
-async def _keys(services: Services) -> dict[str, bytes]:
-    return jws.keys_in(orjson.loads(await services.receipts.published()))
+    keys = jws.keys_in(orjson.loads(await services.receipts.published()))
+    return await services.receipts.ask(lambda log: make(bundle_of(log, id, keys, services.sealer), keys))

@@ -15,6 +15,7 @@ import pytest
 from policies import bundle, jws
 from policies.examination import Examination, Outcome, examine
 from policies.settings import hash_key
+from proxy.api import evidence
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.running import settings_for
@@ -161,5 +162,8 @@ def test_too_large_for_a_bundle(make_rig: Callable[..., Rig], monkeypatch: pytes
     rig = make_rig(keys=KEYS)
     with working(rig):
         id = answered(rig)
+    monkeypatch.setattr(evidence, "MOST_SHOWN", 100)
+    assert ask(rig, id).status_code == 200
+    assert orjson.loads(ask(rig, id, what="report").content)["error"]["code"] == "evidence_too_large"
     monkeypatch.setattr(bundle, "MAX_BYTES", 100)
     assert orjson.loads(ask(rig, id).content)["error"]["code"] == "evidence_too_large"
