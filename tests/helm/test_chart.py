@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import ipaddress
 
 import helm_python as helm
 import kubernetes_validate
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.settings import parse_settings
+from policies.subscription import may_reach
 from proxy import serve
 from proxy.recorder import Recorder
 from tests.helm import crds, schema
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
+
+
+ODD = ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.100.100.100", "::1", "::ffff:10.0.0.1", "64:ff9b::a00:1")
+ODD += ("fd00:ec2::254", "2002:a00:1::", "2001:0:a00:1::", "fec0::1", "::a00:1", "64:ff9b:1::a00:1", "192.0.0.170")
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@functools.cache
+def _external(chart: helm.Chart) -> Release:
+    return Release(chart, VARIANTS["external-redis"])
 
 
 @pytest.fixture(params=VARIANTS)
@@ -186,6 +201,30 @@ def test_network_policies(chart: helm.Chart) -> None:
         assert [sorted(port["port"] for port in rule["ports"]) for rule in spec["egress"]] == [[53, 53], [6379, 26379]]
     receivers = release.of("NetworkPolicy", "-webhooks")["spec"]["egress"][-1]["to"][0]["ipBlock"]
     assert {"10.0.0.0/8", "169.254.0.0/16"} <= set(receivers["except"])
+
+
+@given(st.ip_addresses() | st.sampled_from(sorted(map(ipaddress.ip_address, ODD), key=str)))
+def test_webhooks_reach_no_more_than_the_sender_would(chart: helm.Chart, address: IPAddress) -> None:
+    """The policy is a second lock of the same door."""
+    release = _external(chart)
+    allowed = any(
+        address in ipaddress.ip_network(block["cidr"])
+        and not any(address in ipaddress.ip_network(net) for net in block["except"])
+        for peer in release.of("NetworkPolicy", "-webhooks")["spec"]["egress"][-1]["to"]
+        if (block := peer["ipBlock"]) and ipaddress.ip_network(block["cidr"]).version == address.version
+    )
+    assert not allowed or may_reach(str(address))
+
+
+def test_webhooks_reach_the_open_internet(chart: helm.Chart) -> None:
+    for address in map(ipaddress.ip_address, ("1.1.1.1", "193.0.0.1", "2606:4700::1111", "2a00:1450::1")):
+        assert may_reach(str(address))
+        blocks = [
+            peer["ipBlock"] for peer in _external(chart).of("NetworkPolicy", "-webhooks")["spec"]["egress"][-1]["to"]
+        ]
+        (block,) = [each for each in blocks if ipaddress.ip_network(each["cidr"]).version == address.version]
+        assert address in ipaddress.ip_network(block["cidr"])
+        assert not any(address in ipaddress.ip_network(net) for net in block["except"])
 
 
 def test_only_what_uses_it_reaches_the_bundled_valkey(chart: helm.Chart) -> None:
