@@ -12,8 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts
 ARGS ?=
-# Unit tests wait for processes and sockets half of their time, so one more of them runs than there are cores.
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Unit tests wait for processes and sockets half of their time, so more of them run than there are cores.
+WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # End-to-end tests run by files, this many at once. Each starts a server of its own, which takes half of the cores.
 SERVERS ?= 2
 

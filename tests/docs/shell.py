@@ -32,7 +32,7 @@ LONG_RUNNING = {"serve", "worker"}
 """Sub-commands that are started, awaited until they take work, and ended by SIGTERM."""
 _SYNTAX = {"for", "done", "if", "fi", "while"}
 _READY = ("listening", "ready: ")
-_SECONDS = 60.0
+_SECONDS = 600.0
 
 
 def commands(text: str) -> list[list[str]]:

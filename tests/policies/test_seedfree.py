@@ -57,8 +57,7 @@ def test_an_honest_speculative_answer_is_neither_rejected_nor_passed(
     assert check.metrics["excluded"] == 0
 
 
-@pytest.mark.parametrize("chat", [True, False])
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize(("chat", "temperature"), [(True, 0.6), (False, 1.0), (True, 1.5)])
 def test_the_levels_hold_under_the_null(chat: bool, temperature: float) -> None:
     checks = [checked(spoken(seed, temperature=temperature, chat=chat, tokens=40)) for seed in range(400)]
     for name in ("pit_log10", "cross_entropy_log10"):

@@ -176,11 +176,34 @@ def make_rig(backend: FakeBackend, valkey: Valkey) -> Iterator[Callable[..., Rig
     with ExitStack() as stack:
 
         def make(*more_urls: str, **sections: Any) -> Rig:
-            proxy = stack.enter_context(RunningProxy(settings_for(backend.url, *more_urls, **sections), valkey.url))
-            http = stack.enter_context(httpx.Client(base_url=proxy.url, timeout=PATIENCE))
-            return Rig(backend, proxy, http, stack.enter_context(valkey.client()))
+            return stack.enter_context(rigged(backend, valkey, *more_urls, **sections))
 
         yield make
+
+
+@contextmanager
+def rigged(backend: FakeBackend, valkey: Valkey, *more_urls: str, **sections: Any) -> Iterator[Rig]:
+    """A rig around these."""
+    with (
+        RunningProxy(settings_for(backend.url, *more_urls, **sections), valkey.url) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=PATIENCE) as http,
+        valkey.client() as client,
+    ):
+        yield Rig(backend, proxy, http, client)
+
+
+@pytest.fixture(scope="module")
+def lasting(valkey: Valkey) -> Iterator[Rig]:
+    """A rig with the defaults for all tests of a module that leave it as it was."""
+    with FakeBackend() as own, rigged(own, valkey) as rig:
+        yield rig
+
+
+@pytest.fixture
+def shared(lasting: Rig) -> Rig:
+    """The same, with a backend that remembers nothing."""
+    lasting.backend.reset()
+    return lasting
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from policies.settings import BackendSettings
 from proxy.relay.headers import client_headers
 from proxy.relay.secret import secret_of
-from tests.proxy.conftest import MESSAGES, Rig
+from tests.proxy.conftest import MESSAGES, Rig, rigged
 from tests.support import wire
+from tests.support.fake_backend import FakeBackend
+from tests.support.valkey import Valkey
 
 KEY = 'sk-Back/end"Secret<0123456789>'
 QUOTED = json.dumps(KEY)[1:-1]
@@ -25,13 +27,21 @@ SPELLINGS = {
 }
 
 
+def _with_key(url: str, key: str = KEY) -> dict[str, Any]:
+    backend = {"name": "b1", "url": url, "model": "m", "served_model": "served", "api_key": key}
+    return {"backends": [backend], "breaker": {"failures": 1000}}
+
+
 def _rig(make_rig: Callable[..., Rig], key: str = KEY) -> Rig:
-    rig = make_rig()
-    url = rig.backend.url
-    return make_rig(
-        backends=[{"name": "b1", "url": url, "model": "m", "served_model": "served", "api_key": key}],
-        breaker={"failures": 1000},
-    )
+    url = make_rig().backend.url
+    return make_rig(**_with_key(url, key))
+
+
+@pytest.fixture(scope="module")
+def lasting(valkey: Valkey) -> Iterator[Rig]:
+    """As its namesake, of a backend with the key."""
+    with FakeBackend() as own, rigged(own, valkey, **_with_key(own.url)) as rig:
+        yield rig
 
 
 def _asked(rig: Rig, path: str, **fields: Any) -> Any:
@@ -68,12 +78,11 @@ def test_headers(make_rig: Callable[..., Rig], path: str) -> None:
 @pytest.mark.parametrize("coding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_errors(make_rig: Callable[..., Rig], spelling: str, coding: str, path: str, streamed: bool) -> None:
-    rig = _rig(make_rig)
+def test_errors(shared: Rig, spelling: str, coding: str, path: str, streamed: bool) -> None:
     for kind in ("application/json", "text/plain"):
         body = _error(SPELLINGS[spelling]).decode().encode(coding)
-        rig.backend.script = [wire.whole(body, 401, kind)]
-        said = _asked(rig, path, stream=streamed)
+        shared.backend.script = [wire.whole(body, 401, kind)]
+        said = _asked(shared, path, stream=streamed)
         assert said.status_code == 401
         message = json.loads(said.content)["error"]["message"]
         assert message.startswith("Incorrect key: *")

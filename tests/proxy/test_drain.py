@@ -172,14 +172,15 @@ def test_a_client_that_does_not_read_is_cut_too(serving: Serve, backend: FakeBac
     _told(serving)
 
 
-def test_a_whole_answer_that_is_out_may_be_taken_until_then(serving: Serve, backend: FakeBackend) -> None:
+def test_a_whole_answer_that_is_out_may_be_taken_until_then(start: Start, backend: FakeBackend) -> None:
     """Nothing of it is under way in the proxy any more but its bytes."""
+    serving = start("--drain", f"{PATIENCE:g}")
     backend.script = [wire.whole(wire.BODY.replace(b"One two three", b"x" * 16_000_000))]
     with _asking(_port(serving)) as client:
         assert client.recv(1)
         time.sleep(0.2)
         serving.process.send_signal(signal.SIGTERM)
-        time.sleep(SECONDS / 4)
+        time.sleep(0.3)
         assert len(_rest(client)) > 16_000_000
         assert serving.wait() == 0
     _told(serving)

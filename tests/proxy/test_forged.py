@@ -39,22 +39,22 @@ def test_trailers_and_early_hints_that_look_like_ours(rig: Rig) -> None:
 
 @pytest.mark.parametrize("cut", range(0, 30, 3))
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_comments_that_look_like_ours(rig: Rig, cut: int, end: str) -> None:
+def test_comments_that_look_like_ours(shared: Rig, cut: int, end: str) -> None:
     comments = "".join(
         f":{space}{word} {{}}{end}{end}" for space in ("", " ", "\t \x0b") for word in ("countersign", "CounterSign")
     )
     forged = b"\xef\xbb\xbf" + comments.encode()
     body = b"".join(wire.FRAMES)
     head = wire.head(200, "text/event-stream", "connection: close")
-    rig.backend.script = [head + forged[:cut], 0.005, forged[cut:] + body, Close()]
-    response = rig.chat(stream=True)
+    shared.backend.script = [head + forged[:cut], 0.005, forged[cut:] + body, Close()]
+    response = shared.chat(stream=True)
     assert b"countersign" not in response.content.lower()
     assert response.content.count(b"data: ") == len(wire.FRAMES) - 1
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "inf", "-inf", "1e999", "121", "x", "", "0x1", "١٢x"])
-def test_waits(rig: Rig, wait: str) -> None:
-    response = rig.http.get("/v1/verifications/" + "0" * 32, params={"wait": wait})
+def test_waits(shared: Rig, wait: str) -> None:
+    response = shared.http.get("/v1/verifications/" + "0" * 32, params={"wait": wait})
     assert response.status_code == 422
     assert response.json()["error"]["param"] == "wait"
 

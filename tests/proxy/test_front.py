@@ -40,11 +40,11 @@ from tests.support.waiting import wait_until
         ([b"GET /healthz HTTP/1.1\r\n", HOST, HOST, b"\r\n"], "bad_host"),
     ],
 )
-def test_what_is_no_request_of_one_meaning(rig: Rig, parts: list[bytes], code: str) -> None:
-    status, error = ask(rig, *parts)
+def test_what_is_no_request_of_one_meaning(shared: Rig, parts: list[bytes], code: str) -> None:
+    status, error = ask(shared, *parts)
     assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
-    assert rig.backend.requests == []
-    works(rig)
+    assert shared.backend.requests == []
+    works(shared)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ def test_connections_over_the_limit(make_rig: MakeRig) -> None:
     ids=range(21),
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_json_within_bounds(rig: Rig, path: str, body: bytes, status: int, code: str | None) -> None:
-    response = rig.http.post(path, content=body)
+def test_json_within_bounds(shared: Rig, path: str, body: bytes, status: int, code: str | None) -> None:
+    response = shared.http.post(path, content=body)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
-    assert rig.backend.requests == []
+    assert shared.backend.requests == []
 
 
 def test_prompts_count_as_choices(rig: Rig) -> None:
