@@ -108,7 +108,7 @@ def _legend(replayed: bool, usual: float | None) -> str:
     shades = "".join(f'<bdi class="s{at + 1}">over {edge:g}×</bdi>' for at, edge in enumerate(tokens.EDGES))
     words = f"Shaded by how far claim and replay differ, in multiples of what {base}; "
     return (
-        f'<p class="note legend">{shades} {escaped(words)}<bdi class="lost">underlined</bdi> where another token wins '
+        f'<p class="note legend">{shades} {escaped(words)}<bdi class="lost">wavy</bdi> where another token wins '
         "by over 0.2 nats under the reference. Hover for the numbers.</p>"
     )
 

@@ -29,7 +29,8 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; bo
   overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: 600; }
 .numbers td, .numbers th { font-variant-numeric: tabular-nums; }
-.words td:nth-child(-n+2), .words th, .facts td:first-child, .numbers td:first-child { white-space: nowrap; }
+.words td:nth-child(-n+2), .words th, .worst th, .worst td + td + td { white-space: nowrap; }
+.facts td:first-child, .numbers td:first-child { white-space: nowrap; }
 .facts td:first-child, .findings td:first-child { color: var(--soft); }
 code, pre, .answer, .numbers bdi { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 code { font-size: .85em; overflow-wrap: anywhere; }
@@ -40,8 +41,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--wash); p
 bdi { unicode-bidi: isolate; } .answer bdi { border-radius: 2px; cursor: help; }
 .s1 { background: var(--s1); } .s2 { background: var(--s2); } .s3 { background: var(--s3); }
 .s4 { background: var(--s4); color: #fff; }
-.s3 { border-bottom: 1px solid var(--ink); } .s4 { border-bottom: 3px solid var(--ink); }
-.lost { text-decoration: underline 2px; text-underline-offset: 3px; }
+.lost { text-decoration: underline wavy 1px; text-underline-offset: 3px; }
 .legend bdi { padding: .1rem .5rem; margin-right: .3rem; border: 1px solid var(--line); font-size: .85rem;
   color: var(--ink); } .legend .s4 { color: #fff; }
 .pass, .holds { color: var(--good); font-weight: 600; }

@@ -83,7 +83,7 @@ def worst(found: Sequence[Row]) -> str:
         for row in apart
     ]
     note = "<p class=note>Natural logarithms of probabilities, and differences of them (nats).</p>"
-    return lines(["<h3>Tokens that differ most</h3>", "<table class=numbers>", head, *body, "</table>", note])
+    return lines(["<h3>Tokens that differ most</h3>", '<table class="numbers worst">', head, *body, "</table>", note])
 
 
 def _token(row: Row) -> str:
