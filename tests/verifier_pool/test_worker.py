@@ -129,22 +129,26 @@ def test_a_killed_replay_process_leaves_its_replays_to_the_next(
 
 
 def test_evidence_that_kills_its_process_takes_nothing_else_down_twice(
-    redis: Redis, valkey_url: str, start: Start, tmp_path: Path
+    redis: Redis, valkey_url: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rig.no_waits(monkeypatch)
     rules = settings(valkey_url)
     innocents = [rig.submit(redis, rules, [answer((first, 5, 7))]) for first in range(10)]
     poison = rig.submit(redis, rules, [answer((63, 5, 7))])
-    start("--only", "verify")
+    verifying = rig.worker(redis, rules, {"toy": ToyReference()}).loop
+    verifying.serve(burst=True)
     letters = FairQueue(queue_of("toy"), connection=redis).failed_job_registry
-    rig.wait_until(lambda: all(redis.exists(request_key(id)) for id in (*innocents, poison)))
+    assert all(redis.exists(request_key(id)) for id in (*innocents, poison))
     deaths = 0
     while not letters.get_job_ids():
         process = start(seconds=0.3)
-        rig.wait_until(lambda run=process: run.poll() is not None or letters.get_job_ids(), 60)  # type: ignore[misc]
+        rig.wait_until(lambda run=process: run.poll() is not None or letters.get_job_ids())  # type: ignore[misc]
         deaths += process.poll() == 9
         assert deaths <= 4
     assert letters.get_job_ids() == [replay_job(poison)]
     assert deaths == 4
+    decided = context.current().store.decided
+    rig.wait_until(lambda: (verifying.serve(burst=True), all(map(decided, (*innocents, poison))))[1])
     for id in innocents:
         assert "replay_failed" not in str(rig.verdict_of(redis, id)["reasons"])
     replayed = Counter((tmp_path / "marks").read_text().split())
