@@ -52,7 +52,7 @@ def _head(found: Examination) -> str:
     known = found.receipt
     sound = found.outcome is Outcome.VERIFIED
     kind = "bad" if not sound or known is None else _KINDS.get(known.verdict, "open")
-    first = [f'<h1 class="{kind}">{escaped(headline(found))}</h1>']
+    first = [f'<h1 class="{kind}">{escaped(cut(headline(found), 400))}</h1>']
     first += [f"<p>{escaped(each.words)}</p>" for each in found.faults]
     if not sound and known is not None:
         first.append(f"<p>What it says all the same: {escaped(sentence(readable(known.verification)))}</p>")
@@ -102,11 +102,10 @@ def _answer(
 def _legend(replayed: bool, usual: float | None) -> str:
     if not replayed:
         return "<p class=note>The answer was not replayed, so no token is shaded. Hover over one for its claim.</p>"
-    base = (
-        f"honest answers reach ({number(usual)} nats)" if usual else f"{tokens.USUAL:g} nats (nothing was calibrated)"
-    )
+    honest = f"what honest answers reach ({number(usual)} nats)"
+    base = honest if usual else f"{tokens.USUAL:g} nats (nothing was calibrated)"
     shades = "".join(f'<bdi class="s{at + 1}">over {edge:g}×</bdi>' for at, edge in enumerate(tokens.EDGES))
-    words = f"Shaded by how far claim and replay differ, in multiples of what {base}; "
+    words = f"Shaded by how far claim and replay differ, in multiples of {base}; "
     return (
         f'<p class="note legend">{shades} {escaped(words)}<bdi class="lost">wavy</bdi> where another token wins '
         "by over 0.2 nats under the reference. Hover for the numbers.</p>"

@@ -30,6 +30,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; bo
 th { color: var(--soft); font-weight: 600; }
 .numbers td, .numbers th { font-variant-numeric: tabular-nums; }
 .words td:nth-child(-n+2), .words th, .worst th, .worst td + td + td { white-space: nowrap; }
+.worst { display: block; overflow-x: auto; }
 .facts td:first-child, .numbers td:first-child { white-space: nowrap; }
 .facts td:first-child, .findings td:first-child { color: var(--soft); }
 code, pre, .answer, .numbers bdi { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
