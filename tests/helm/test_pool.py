@@ -30,7 +30,11 @@ def test_each_kind_of_work_has_pods_of_its_own(chart: helm.Chart) -> None:
 
 
 def test_only_what_the_settings_need_is_started(chart: helm.Chart) -> None:
-    assert commands(Release(chart, {})) == {"countersign-worker": ["countersign", "worker", "--only", "verify"]}
+    alone = {"countersign-worker": ["countersign", "worker", "--only", "verify"]}
+    # Clients register webhooks whatever the settings say.
+    sender = {"countersign-webhooks": ["countersign", "worker", "--only", "webhooks"]}
+    assert commands(Release(chart, {})) == alone | sender
+    assert commands(Release(chart, {"webhooks": {"enabled": False}})) == alone
     assert commands(Release(chart, VARIANTS["proxy-only"])) == {}
 
 
