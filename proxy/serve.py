@@ -37,6 +37,10 @@ _KEEP_ALIVE_SECONDS = 75
 _SHUTDOWN_SECONDS = 5
 """Seconds for what ends by itself when it is cancelled or its connection is cut, and for some reason does not."""
 _MOMENT = 0.5
+_GARBAGE = (1000, 10, 100)
+"""When garbage is looked for (`gc.set_threshold`). What a request leaves is freed without that but for some three small
+objects, and a look at everything stops every stream: for 0.1 s where there are 1,000 of them, with Python's own numbers
+three times in a thousand requests."""
 _ANSWER_SECONDS = 5.0
 
 
@@ -140,6 +144,7 @@ def _serve(app: ASGIApp, settings: Settings, drain: Drain, listening: socket.soc
         logger.warning("not declared, so not checked", extra={"setting": missing.setting, "unseen": missing.unseen})
     # What is here now stays, and no collection of garbage, which stops every stream, needs to look at it again.
     gc.freeze()
+    gc.set_threshold(*_GARBAGE)
     _Server(config_of(app, settings), drain, most).run(sockets=[listening])
 
 

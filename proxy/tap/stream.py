@@ -41,6 +41,7 @@ class StreamTap(BaseTap):
         self._closed = False
         self._fed = 0
         self._alike: Alike | None = None
+        self._lesson: tuple[bytes, bytes] | None = None
         asked = prepared.asked
         plain = asked.logprobs is None and not asked.token_ids and (asked.reasoning or prepared.endpoint != "chat")
         self._lessons = _LESSONS if plain and prepared.ids_as_tokens else 0
@@ -246,13 +247,18 @@ class StreamTap(BaseTap):
             return b"".join(event.lines)
         shown = self._rewritten(event, top)
         if self._lessons and not ended and event.lines[0].startswith(b"data: ") and event.lines[1:] == [b"\n"]:
-            self._learn(event.data or b"", shown)
+            self._lesson = event.data or b"", shown
         return shown
 
-    def _learn(self, data: bytes, shown: bytes) -> None:
-        """From a chunk what others are like it. Where nothing comes of that a few times, nothing will."""
-        self._lessons -= 1
-        self._alike = Alike.learn(self.prepared.endpoint, data, shown, self.allowed) or self._alike
+    def settle(self) -> None:
+        """See Tap. From a chunk it is learned what others are like it; where nothing comes of that a few times, nothing
+        will."""
+        if self._lesson is not None:
+            data, shown = self._lesson
+            self._lesson = None
+            self._lessons -= 1
+            self._alike = Alike.learn(self.prepared.endpoint, data, shown, self.allowed) or self._alike
+        super().settle()
 
     def _room(self, size: int) -> bool:
         """Whether there is room for a chunk that waits."""
