@@ -70,6 +70,8 @@ WRONG: list[tuple[Values, str]] = [
     ({"settings": {"redis_url": "redis://x"}}, "redis_url"),
     ({"settings": {"port": 1}}, "port"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_AUDIT__SECRET", "value": "s"}]}}, "/proxy/env/0"),
+    ({"proxy": {"env": [{"name": "COUNTERSIGN_RECEIPTS__SIGNING_KEYS", "value": "s"}]}}, "/proxy/env/0"),
+    ({"settings": {"receipts": {"signing_keys": "s"}}}, "signing_keys"),
     ({"worker": {"env": [{"name": "HF_TOKEN", "value": "s"}]}}, "/worker/env/0"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_PORT", "value": "1"}]}}, "/proxy/env/0/name"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_port", "value": "1"}]}}, "/proxy/env/0/name"),
