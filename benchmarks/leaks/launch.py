@@ -20,6 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from redis.asyncio.connection import AbstractConnection as AsyncRedisConnection
+from redis.connection import AbstractConnection as RedisConnection
 
 from proxy import serve
 from proxy.services import Services
@@ -82,12 +84,13 @@ class Probe:
 
 
 def handles(own: int, redis: int) -> Counter[str]:
-    """Open files of this process: what is no socket as `file`, sockets by who is at the other end.
+    """Open files of this process: what is no socket as `file`, sockets by who is at the other end, or was.
 
     Args:
         own, redis: ports that this process and Redis listen on.
     """
     found: Counter[str] = Counter()
+    dead: set[int] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             number = int(name)
@@ -96,6 +99,22 @@ def handles(own: int, redis: int) -> Counter[str]:
                 with socket.socket(fileno=os.dup(number)) as each:
                     kind = _side(each, own, redis)
             found[kind] += 1
+            if kind == "dead":
+                dead.add(number)
+    if dead and (pooled := len(dead & _of_redis())):
+        found["dead"] -= pooled
+        found["redis, closed"] = pooled
+    return found
+
+
+def _of_redis() -> set[int]:
+    """Sockets of Redis clients, which replace one that Redis has closed when they use it next."""
+    found: set[int] = set()
+    for each in gc.get_objects():
+        if isinstance(each, RedisConnection) and (own := getattr(each, "_sock", None)) is not None:
+            found.add(own.fileno())
+        elif isinstance(each, AsyncRedisConnection) and each._writer is not None:
+            found.add(each._writer.get_extra_info("socket").fileno())
     return found
 
 

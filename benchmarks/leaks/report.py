@@ -130,7 +130,8 @@ _COUNTS: Mapping[str, Any] = {
     "connections of clients": _handles("client"),
     "connections to backends": _handles("backend"),
     "connections to Redis": _handles("redis"),
-    "pooled connections that the other side closed": _handles("dead"),
+    "those that Redis closed, until they are used next": _handles("redis, closed"),
+    "other connections that the other side closed": _handles("dead"),
     "other handles": lambda sample: sum(sample["handles"].get(name, 0) for name in ("file", "local", "listening")),
 }
 

@@ -38,8 +38,8 @@ SAMPLE_SECONDS = 2.0
 REDIS_AWAY_SECONDS = 1.5
 SETTLE_SECONDS = 45.0
 EXPIRE_SECONDS = 20
-IDLE_SECONDS = 35
-"""Beyond how long the proxy keeps an idle connection to a backend."""
+IDLE_SECONDS = 65
+"""Beyond how long the proxy keeps an idle connection to a backend: every 30 s it closes what has been idle for 30."""
 START_SECONDS = 60.0
 
 
