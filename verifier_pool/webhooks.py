@@ -46,6 +46,7 @@ MAX_PAUSE = 3600
 A_SECOND = 50
 """Deliveries that come back in a second after their webhook rested, about."""
 BATCH = 500
+DRAIN_SECONDS = 0.5
 _AGAIN = 10**6
 """How often a job may come back: a delivery counts its tries itself."""
 _SLOW_DOWN = (429, 502, 503, 504)
@@ -89,7 +90,20 @@ def check_settings(settings: WebhookSettings | None) -> None:
 
 
 def drain_outbox(store: Store, settings: Settings, directory: Directory) -> int:
-    """Make deliveries of every verdict and event in the outbox, and jobs of those; returns how many came out of it."""
+    """Make deliveries of the verdicts and events in the outbox, and jobs of those, for a while; returns how many came
+    out of it."""
+    deadline, total = time.monotonic() + DRAIN_SECONDS, 0
+    while done := _told(store, settings, directory):
+        total += done
+        if time.monotonic() > deadline:
+            break
+    while deliveries.queue_up(store.redis, settings.deliveries) and time.monotonic() < deadline + DRAIN_SECONDS:
+        pass
+    return total
+
+
+def _told(store: Store, settings: Settings, directory: Directory) -> int:
+    """Make deliveries of the first events in the outbox; returns how many those were."""
     found = directory.all(settings)
     ids = store.outbox(BATCH)
     for id in ids:
@@ -111,7 +125,6 @@ def drain_outbox(store: Store, settings: Settings, directory: Directory) -> int:
         if made and len(made) < len(told):
             metrics.undelivered("dropped", len(told) - len(made))
             logger.error("too much waits for a webhook; an event is dropped for it", extra={"id": id})
-    deliveries.queue_up(store.redis, settings.deliveries)
     return len(ids)
 
 
@@ -132,6 +145,8 @@ def deliver(id: str) -> str | Retry:
     endpoint = context.directory.all(settings).get(found.endpoint)
     if endpoint is None:
         _give_up(context, found, "", "removed", "its webhook was removed")
+    if not context.directory.is_there(endpoint, settings):
+        _give_up(context, found, endpoint.url, "key_gone", "the client key that it was registered with is gone")
     now, rules = clock(), settings.deliveries
     word, more, waiting = deliveries.begin(redis, found, endpoint.url, max(1, rules.senders // 2), now)
     match word:

@@ -170,6 +170,10 @@ class Directory:
             return False
         return (key.admin and (of is None or endpoint.wanted.get("everyone") is True)) or of == endpoint.owner
 
+    def is_there(self, endpoint: Endpoint, settings: Settings) -> bool:
+        """Whether whoever registered a webhook may still use the proxy."""
+        return not endpoint.owner or self._key(endpoint.owner, settings) is not None
+
     def _key(self, sha256: str, settings: Settings) -> ClientKey | None:
         """The client key that lets somebody in now."""
         if time.monotonic() > self._looked + self.KEYS_SECONDS:

@@ -31,6 +31,7 @@ from verifier_pool.link.queue import (
     SECOND_UNCHECKED,
     STANDINGS,
     UNITS_DROPPED,
+    UNTOLD,
     VERIFY_QUEUE,
     WEBHOOK_QUEUE,
     queue_of,
@@ -69,6 +70,7 @@ class Fleet:
         self._held = self._wanted
         (settings,) = self._held
         self._queues = list(_queues(self._redis, settings))
+        self._own_webhook = settings.webhook is not None
         self._models = {backend.name: backend.model for backend in settings.backends}
         self._fields = [_field_of(backend) for backend in settings.backends]
         self._references = _references(settings)
@@ -101,9 +103,13 @@ class Fleet:
         pipeline.zcard(OUTBOX)
         pipeline.zrange(OUTBOX, 0, 0, withscores=True)
         pipeline.zcard(OPEN)
-        outbox, first, undecided = pipeline.execute()
+        pipeline.exists(ENDPOINTS)
+        pipeline.get(UNTOLD)
+        outbox, first, undecided, registered, untold = pipeline.execute()
         jobs, oldest, here = Found(), Found(), Found()
         for (_, labels), state in zip(self._queues, found, strict=True):
+            if labels["queue"] == "webhooks" and not (self._own_webhook or registered):
+                continue  # nobody has to take its jobs
             numbers = {"waiting": state.waiting, "running": state.running, "later": state.later, "dead": state.dead}
             jobs += [(count, labels | {"state": which}) for which, count in numbers.items()]
             oldest.append((state.oldest or 0.0, labels))
@@ -114,6 +120,7 @@ class Fleet:
         yield family(*about.WORKERS, by, here)
         yield family(*about.UNDELIVERED, (), [(outbox, {})])
         yield family(*about.UNDELIVERED_OLDEST, (), [(max(0.0, now - first[0][1]) if first else 0.0, {})])
+        yield family(*about.UNTOLD, (), [(int(untold or 0), {})])
         yield family(*about.UNDECIDED, (), [(undecided, {})])
 
     # Backends
@@ -206,8 +213,7 @@ def _queues(redis: Redis, settings: Settings) -> Iterator[tuple[FairQueue, dict[
             yield (FairQueue(queue_of(name), redis), {"queue": "replay", "model": name})
         if model.second_reference is not None:
             yield (FairQueue(queue_of(name, second=True), redis), {"queue": "second-replay", "model": name})
-    if settings.webhook is not None or redis.exists(ENDPOINTS):
-        yield (FairQueue(WEBHOOK_QUEUE, redis), {"queue": "webhooks", "model": ""})
+    yield (FairQueue(WEBHOOK_QUEUE, redis), {"queue": "webhooks", "model": ""})
 
 
 def _field_of(backend: BackendSettings) -> str:

@@ -16,6 +16,7 @@ OLDEST: About = ("countersign.queue.oldest", "gauge", "s", "Age of the oldest jo
 WORKERS: About = ("countersign.queue.workers", "gauge", "{process}", "Workers that take jobs of a queue")
 UNDELIVERED: About = ("countersign.webhook.outbox", "gauge", "{event}", "Events that no delivery was queued for yet")
 UNDELIVERED_OLDEST: About = ("countersign.webhook.outbox.oldest", "gauge", "s", "Age of the oldest of those events")
+UNTOLD: About = ("countersign.webhook.untold", "counter", "{event}", "Events dropped because the outbox was full")
 UNDECIDED: About = (
     "countersign.undecided",
     "gauge",
