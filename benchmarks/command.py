@@ -18,6 +18,7 @@ BENCHES: dict[str, tuple[str, str]] = {
     "fidelity": ("benchmarks.fidelity.command", "the 65 fidelity cases against this proxy and other gateways"),
     "leaks": ("benchmarks.leaks.command", "what is left when clients and failures of every kind have come and gone"),
     "overhead": ("benchmarks.overhead.command", "what a request costs directly, relayed, and verified"),
+    "relay": ("benchmarks.overhead.relay.command", "what the relay alone adds, up to 1,000 streams, beside LiteLLM"),
     "report": ("benchmarks.harness.report", "every table and figure again, from the rows that are there"),
 }
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.adversary.score import CALIBRATED, tokens_of
-from benchmarks.detection.rows import read_rows
 from benchmarks.detection.judging import as_choice
+from benchmarks.detection.rows import read_rows
 from benchmarks.detection.tables import by_arm
 from policies import coverage
 from policies.unit import EXACT, PROCESSES, outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import command as benches
+from benchmarks.harness.statistics import Figure
 from benchmarks.overhead import command as overhead
 from benchmarks.overhead.answer import Ask, paced
 from benchmarks.overhead.client import Timed
 from benchmarks.overhead.relay import command, report
 from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
-from benchmarks.overhead.relay.measure import Bench, Burst, chunks_between
+from benchmarks.overhead.relay.measure import Bench, Burst, chunks_between, turns
 from benchmarks.overhead.relay.stack import Cores, RelayStack
-from benchmarks.overhead.statistics import Figure
 from benchmarks.overhead.upstream import precise_loop
 from benchmarks.overhead.wire import Response
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "overhead" / "relay"
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "relay"
 METADATA: dict[str, Any] = {
-    "benchmark": "overhead --relay-only",
     "command": report.COMMAND,
     "started": "2026-01-01 00:00 UTC",
     "seconds": 12.3,
@@ -131,16 +132,41 @@ def test_failures_and_doubts_are_on_the_page() -> None:
     assert "**Too few rounds to quote.**" in page
 
 
-def test_the_page_is_made_of_the_lines(tmp_path: Path) -> None:
-    page = report.write(METADATA, bursts(), tmp_path / "relay")
-    assert (tmp_path / "relay.md").read_text() == page == report.render(tmp_path / "relay")
-    assert command.main(["--relay-only", "--render", "--output", str(tmp_path / "relay")]) == 0
+def made(folder: Path, lines: list[Burst]) -> None:
+    (folder / report.ROWS).write_text("".join(json.dumps(burst.line()) + "\n" for burst in lines))
+    run = {name: METADATA[name] for name in METADATA if name not in ("started", "rounds")} | {"began": "2026"}
+    (folder / "metadata.json").write_text(json.dumps({"benchmark": "relay", "what": {}, "runs": [run]}))
 
 
-@pytest.mark.skipif(not RESULT.with_suffix(".jsonl").exists(), reason="not measured yet")
-def test_the_committed_page_is_made_of_the_committed_lines() -> None:
-    text = report.text(*report.read(RESULT.with_suffix(".jsonl")))
-    assert text == RESULT.with_suffix(".md").read_text()
+def test_the_report_is_made_of_the_rows(tmp_path: Path) -> None:
+    made(tmp_path, bursts())
+    assert benches.main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / report.SUMMARY).read_text()
+    assert "`countersign bench relay`, 2026, 12 s, 7 rounds." in page
+    assert report.remake(tmp_path) == page
+    assert "![first_token](first_token.png)" in page
+    assert len((tmp_path / report.CSV).read_text().splitlines()) == 1 + 14 * 32
+    assert {"first_token.svg", "cpu_per_chunk.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_what_has_a_row_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--output", str(tmp_path), "--streams", "32", "--rounds", "7"]
+    arguments = command.parser().parse_args(run)
+    planned = command.planned_turns(arguments)
+    assert len({turn.key for turn in planned}) == len(planned) == 7 * 3
+    assert planned == command.planned_turns(arguments)
+    made(tmp_path, bursts())
+    assert {turn.arm for turn in command._left(arguments, planned)} == {"floor"}
+    assert command.main([*run, "--dry-run"]) == 0
+    assert "21 steps, of which 14 are measured already" in capsys.readouterr().out
+
+
+def test_the_committed_page_is_made_of_the_committed_rows() -> None:
+    found, meta = report.read(RESULT), json.loads((RESULT / "metadata.json").read_text())
+    committed = (RESULT / report.SUMMARY).read_text()
+    drawn = re.findall(r"!\[(\w+)\]", committed)
+    text = report.text(report.facts(meta, found), found, drawn)
+    assert text == committed
     assert not re.search(r"/(work|tmp|home|root)/", text)
 
 
@@ -183,10 +209,10 @@ def test_arguments() -> None:
 def test_a_burst_through_a_real_proxy() -> None:
     load = Load(4, 8, 0.01, 0.02)
     with RelayStack(8, None) as stack, asyncio.Runner(loop_factory=precise_loop) as runner:
-        bench = Bench(stack, [load], seed=1)
-        runner.run(bench.round(1))
-    assert {each.arm for each in bench.bursts} == {"direct", "floor", "proxy"}
-    for each in bench.bursts:
+        bench = Bench(stack, seed=1)
+        found = [runner.run(bench.burst(turn)) for turn in turns([load], stack.arms, [1], seed=1)]
+    assert {each.arm for each in found} == {"direct", "floor", "proxy"}
+    for each in found:
         assert each.errors == {}
         assert each.chunks == 32
         assert all(first >= 20 for first in each.first_ms)

@@ -2,6 +2,5 @@
 
 Arms: straight to a scripted backend (`direct`), through a forwarder of bytes (`floor`: what any process in between
 costs), through `countersign serve` (`proxy`), and where asked for through LiteLLM (`litellm`). Bursts of all arms are
-shuffled inside each round. No workers run: what verification costs is told by `countersign bench overhead`, without
-`--relay-only`.
+shuffled inside each round. No workers run: what verification costs is told by `countersign bench overhead`.
 """

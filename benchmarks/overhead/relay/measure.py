@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 
+from benchmarks.harness.plan import shuffled
 from benchmarks.harness.usage import cpu_seconds, family, resident_bytes
 from benchmarks.overhead.answer import MODEL, paced
 from benchmarks.overhead.client import Target, Timed, burst
@@ -21,6 +22,47 @@ from benchmarks.overhead.relay.stack import KEY, RelayStack
 PATIENCE_SECONDS = 60.0
 _QUIET_SECONDS = 0.1
 _SETTLED = 0.002
+
+
+Key = tuple[int, str, int, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A burst that is to be."""
+
+    round: int
+    arm: str
+    load: Load
+    repeat: int = 0
+
+    @property
+    def key(self) -> Key:
+        """As its burst's."""
+        return self.round, self.arm, self.load.streams, self.load.warm, self.repeat
+
+    def __str__(self) -> str:
+        each = f"one request each {1000 * self.load.spacing:g} ms" if self.load.warm else f"{self.load.streams} streams"
+        return f"round {self.round}: {self.arm}, {each}"
+
+
+def turns(loads: Sequence[Load], arms: Sequence[str], rounds: Iterable[int], seed: int) -> list[Turn]:
+    """Every burst of every round, shuffled inside rounds."""
+    return [
+        turn
+        for number in rounds
+        for turn in shuffled(
+            [
+                Turn(number, arm, load, repeat)
+                for load in loads
+                for arm in arms
+                if load.has(arm, number)
+                for repeat in range(load.repeats)
+            ],
+            seed,
+            number,
+        )
+    ]
 
 
 @dataclass(slots=True)
@@ -48,6 +90,12 @@ class Burst:
     resident_mib: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
     warm: bool = False
+    repeat: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Tells it from every other one."""
+        return self.round, self.arm, self.streams, self.warm, self.repeat
 
     def line(self) -> dict[str, Any]:
         """As it is written, numbers rounded to what they mean."""
@@ -55,31 +103,23 @@ class Burst:
 
 
 class Bench:
-    """Runs warm-ups and rounds against a started stack. `seed` decides the order of bursts and arrival times."""
+    """Runs warm-ups and bursts against a started stack. `seed` decides arrival times, alike for all arms of a round."""
 
-    def __init__(self, stack: RelayStack, loads: Sequence[Load], *, seed: int) -> None:
+    def __init__(self, stack: RelayStack, *, seed: int) -> None:
         self._stack = stack
-        self._loads = loads
-        self._rng = np.random.default_rng(seed)
-        self.bursts: list[Burst] = []
+        self._seed = seed
 
     async def warm_up(self) -> None:
         """Some streams through every arm that count nowhere. Raises CountersignError when a process ended."""
         for arm in self._stack.arms:
             for streams in (1, 32, 32):
-                await self._burst(0, arm, Load(streams, 24, 0.01, 0.1))
+                await self.burst(Turn(0, arm, Load(streams, 24, 0.01, 0.1)))
 
-    async def round(self, number: int) -> None:
-        """Every burst of one round, shuffled."""
-        plan = [(arm, load) for load in self._loads for arm in self._stack.arms for _ in range(load.repeats)]
-        plan = [(arm, load) for arm, load in plan if load.has(arm, number)]
-        for position in self._rng.permutation(len(plan)):
-            arm, load = plan[position]
-            self.bursts.append(await self._burst(number, arm, load))
-
-    async def _burst(self, number: int, arm: str, load: Load) -> Burst:
+    async def burst(self, turn: Turn) -> Burst:
+        """One burst. Raises CountersignError when a process ended."""
         self._stack.check()
-        offsets = load.offsets(self._rng)
+        arm, load = turn.arm, turn.load
+        offsets = load.offsets(np.random.default_rng([self._seed, turn.round, load.streams, turn.repeat]))
         marks: list[tuple[float, float, float]] = []
         loop = asyncio.get_running_loop()
         meter = _Meter(self._stack, arm)
@@ -96,7 +136,7 @@ class Bench:
             [] if load.warm else [(at, mark) for at in load.window],
         )
         await meter.settle()
-        found = Burst(number, load.streams, arm, load.streams, warm=load.warm)
+        found = Burst(turn.round, load.streams, arm, load.streams, warm=load.warm, repeat=turn.repeat)
         found.cpu_ms = 1000 * (meter.cpu() - before)
         _read(found, timed, load)
         if (more := int(self._unrecorded(arm) - unrecorded)) > 0:

@@ -1,4 +1,4 @@
-"""The result as lines and as a page; the page is made of the lines alone."""
+"""Everything that is made of the rows: `rows.csv`, `summary.md` and, with matplotlib, the plots."""
 
 from __future__ import annotations
 
@@ -8,45 +8,68 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
+from benchmarks.harness import metadata as written
+from benchmarks.harness.rows import read as read_rows
+from benchmarks.harness.rows import write_csv
+from benchmarks.harness.statistics import Figure, Rounds, added_median, added_quantile, median, median_of_medians
 from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
 from benchmarks.overhead.relay.measure import Burst
-from benchmarks.overhead.statistics import Figure, Rounds, added_median, added_quantile, median_of_medians, spread
 
 LABELS = {"direct": "direct", "proxy": "Countersign", "litellm": "LiteLLM", "floor": "a bare forwarder"}
-COMMAND = "countersign bench overhead --relay-only"
+COMMAND = "countersign bench relay"
+ROWS, CSV, SUMMARY = "rows.jsonl", "rows.csv", "summary.md"
 _ALL = (LOADS[1], WARM, *(load for streams, load in sorted(LOADS.items()) if streams > 1))
 _CHUNK, _REQUEST = "CPU per chunk alone, µs", "CPU per chunk, its request's shared out, µs"
 
 
-def write(metadata: dict[str, Any], bursts: Sequence[Burst], stem: Path) -> str:
-    """Write `stem` with `.jsonl` and `.md`; returns the page."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    lines = [{"metadata": metadata}, *(burst.line() for burst in bursts)]
-    stem.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    return render(stem)
+def remake(folder: Path, plots: bool = True) -> str:
+    """Write the report of a folder; returns the page. Raises CountersignError."""
+    bursts, meta = read(folder), written.read(folder / written.FILE)
+    write_csv(folder / CSV, [line for burst in bursts for line in _requests(burst)])
+    drawn: list[str] = []
+    if plots and bursts:
+        from benchmarks.overhead.relay.plots import draw
 
-
-def render(stem: Path) -> str:
-    """Make the page again from its lines; returns it."""
-    page = text(*read(stem.with_suffix(".jsonl")))
-    stem.with_suffix(".md").write_text(page)
+        drawn = draw(folder, bursts)
+    page = text(facts(meta, bursts), bursts, drawn)
+    (folder / SUMMARY).write_text(page, encoding="utf-8")
     return page
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Burst]]:
-    """Metadata and bursts of a result."""
-    first, *others = map(orjson.loads, path.read_bytes().splitlines())
-    return first["metadata"], [Burst(**line) for line in others]
+def read(folder: Path) -> list[Burst]:
+    """The bursts of a folder. Raises CountersignError for what is none."""
+    return [Burst(**line) for line in read_rows(folder / ROWS, {"round", "arm", "streams", "errors"})]
 
 
-def text(metadata: dict[str, Any], bursts: Sequence[Burst]) -> str:
+def facts(meta: dict[str, Any], bursts: Sequence[Burst]) -> dict[str, Any]:
+    """What the page says of the runs."""
+    first, last = meta["runs"][0], meta["runs"][-1]
+    return {
+        **{name: last[name] for name in ("command", "chunk_bytes", "cores", "versions", "machine")},
+        "started": first["began"],
+        "seconds": sum(run.get("seconds", 0.0) for run in meta["runs"]),
+        "rounds": len({burst.round for burst in bursts}),
+        "load_before": max(run["load_before"] for run in meta["runs"]),
+        "busy": any(run["busy"] for run in meta["runs"]),
+    }
+
+
+def _requests(burst: Burst) -> list[dict[str, Any]]:
+    """One line per answered request; what a burst alone knows is in each of them."""
+    shared = {
+        name: getattr(burst, name) for name in ("round", "arm", "streams", "warm", "repeat", "cpu_ms", "resident_mib")
+    }
+    failed = sum(burst.errors.values())
+    return [{**shared, "failed": failed, "first_ms": first} for first in burst.first_ms]
+
+
+def text(metadata: dict[str, Any], bursts: Sequence[Burst], drawn: Sequence[str] = ()) -> str:
     """The page, Markdown."""
     arms = [arm for arm in LABELS if any(burst.arm == arm for burst in bursts)]
-    loads = [load for load in _ALL if _of(bursts, "direct", load)]
-    parts = [_head(metadata), _short(arms, loads, bursts)]
-    parts += [_at(load, [arm for arm in arms if _of(bursts, arm, load)], bursts) for load in loads]
+    loads = [load for load in _ALL if bursts_of(bursts, "direct", load)]
+    parts = [_head(metadata), _short(arms, loads, bursts), *(f"![{name}]({name}.png)" for name in drawn)]
+    parts += [_at(load, [arm for arm in arms if bursts_of(bursts, arm, load)], bursts) for load in loads]
     parts += [_errors(bursts), _notes(metadata, arms)]
     return "\n\n".join(parts) + "\n"
 
@@ -75,8 +98,8 @@ def _short(arms: Sequence[str], loads: Sequence[Load], bursts: Sequence[Burst]) 
     rows = [header, ["---", *["---:"] * (len(header) - 1)]]
     for arm in arms:
         for load in loads if arm != "direct" else []:
-            mine = _of(bursts, arm, load)
-            base, added = _firsts(_of(bursts, "direct", load)), _firsts(mine)
+            mine = bursts_of(bursts, arm, load)
+            base, added = _firsts(bursts_of(bursts, "direct", load)), _firsts(mine)
             failed = sum(sum(burst.errors.values()) for burst in mine)
             if not mine:
                 continue
@@ -113,7 +136,7 @@ def _titled(load: Load) -> tuple[str, str]:
 
 def _at(load: Load, arms: Sequence[str], bursts: Sequence[Burst]) -> str:
     title, how = _titled(load)
-    of = {arm: _of(bursts, arm, load) for arm in arms}
+    of = {arm: bursts_of(bursts, arm, load) for arm in arms}
     others = [arm for arm in arms if arm != "direct"]
     header = ["", "direct", *(f"{LABELS[arm]} adds" for arm in others)]
     rows = [header, ["---", *["---:"] * (len(header) - 1)]]
@@ -136,8 +159,8 @@ def _at(load: Load, arms: Sequence[str], bursts: Sequence[Burst]) -> str:
 
 def chunk_cost(bursts: Sequence[Burst]) -> Figure | None:
     """Microseconds of CPU that one chunk more costs, while every stream flows and no request begins or ends: median and
-    quartiles over rounds. None where it cannot be told: an arm that is behind has chunks of other times in it, and what
-    a request then costs besides would come out below nothing.
+    95 % interval over rounds. None where it cannot be told: an arm that is behind has chunks of other times in it, and
+    what a request then costs besides would come out below nothing.
     """
     chunk = _flowing(bursts)
     return None if chunk is None or _besides(bursts, chunk).value < 0 else chunk
@@ -172,7 +195,7 @@ def whole_cost(bursts: Sequence[Burst]) -> Figure | None:
 def resident(bursts: Sequence[Burst]) -> Figure | None:
     """MiB while every stream flows."""
     found = [burst.resident_mib for burst in bursts if burst.resident_mib]
-    return spread(found) if found else None
+    return median(found) if found else None
 
 
 _COSTS: tuple[tuple[str, Callable[[Sequence[Burst]], Figure | None], int], ...] = (
@@ -192,10 +215,17 @@ def _ratio(bursts: Sequence[Burst], value: Callable[[Burst], float], count: Call
         rounds.setdefault(burst.round, []).append(burst)
     sums = [(sum(map(value, group)), sum(map(count, group))) for group in rounds.values()]
     ratios = [total / counted for total, counted in sums if counted]
-    return spread(ratios) if ratios else None
+    return median(ratios) if ratios else None
 
 
-def _of(bursts: Iterable[Burst], arm: str, load: Load) -> list[Burst]:
+def added_first(bursts: Sequence[Burst], arm: str, load: Load) -> Figure | None:
+    """Milliseconds that an arm adds to the median first token; None where it has none."""
+    base, mine = _firsts(bursts_of(bursts, "direct", load)), _firsts(bursts_of(bursts, arm, load))
+    return added_median(base, mine) if base.keys() & mine.keys() else None
+
+
+def bursts_of(bursts: Iterable[Burst], arm: str, load: Load) -> list[Burst]:
+    """The bursts of an arm under a load."""
     return [burst for burst in bursts if (burst.arm, burst.streams, burst.warm) == (arm, load.streams, load.warm)]
 
 
@@ -275,8 +305,8 @@ def _places(cores: dict[str, int]) -> str:
 _METHOD = """\
 Times are taken at the client's socket, from the moment a request was due, connections being open already. Bursts of
 all arms are shuffled inside each round. A p50 is the median over rounds of (arm's median − direct's median) of that
-round, with its quartiles; other quantiles of the first token are differences over all requests, with quartiles from
-drawing whole rounds anew. Gaps are quantiles over all tokens of a burst, compared round by round. CPU is what the
+round; other quantiles of the first token are differences over all requests. Intervals are 95 %, from drawing whole
+rounds anew. Gaps are quantiles over all tokens of a burst, compared round by round. CPU is what the
 kernel counted for the gateway's processes, Redis not included: of a chunk alone between the moment when the last
 stream of a burst flows and the one when the first ends, so that no request begins or ends meanwhile; of a request
 besides, what is left of the whole; and all of it divided by all chunks.
