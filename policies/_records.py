@@ -82,6 +82,7 @@ class PackedChoice(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: bytes = b""
     tool_calls: tuple[tuple[bytes, bytes], ...] = ()
     shown_sha256: bytes = b""
+    asked: bytes | None = None
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):

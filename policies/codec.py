@@ -91,15 +91,17 @@ def _encode(choices: Sequence[Evidence]) -> bytes:
 
 
 def _packed_choices(choices: Sequence[Evidence]) -> list[PackedChoice]:
-    """The request is packed once, not with every choice, and so is a prompt: they may be megabytes, and the choices a
-    hundred."""
+    """A request is packed once, not with every choice, and so is a prompt: they may be megabytes, and the choices a
+    hundred. What the client sent is much the same as what the backend got, which compression sees."""
     return [_choice(one, choices[at - 1] if at else None) for at, one in enumerate(choices)]
 
 
 def _evidences(packed: Sequence[PackedChoice]) -> list[Evidence]:
     request: bytes | None = None
+    asked: bytes | None = None
     prompt_ids: bytes | None = None
     for choice in packed:
+        asked = choice.asked = asked if choice.asked is None else choice.asked
         request = choice.request = request if choice.request is None else choice.request
         prompt_ids = choice.prompt_ids = prompt_ids if choice.prompt_ids is None else choice.prompt_ids
     return [_evidence(choice) for choice in packed]
@@ -115,6 +117,7 @@ def _same_prompt(evidence: Evidence, before: Evidence | None) -> bool:
 def _choice(evidence: Evidence, before: Evidence | None) -> PackedChoice:
     return PackedChoice(
         request=None if before is not None and evidence.request == before.request else evidence.request,
+        asked=None if evidence.asked == (b"" if before is None else before.asked) else evidence.asked,
         prompt_ids=None if _same_prompt(evidence, before) else pack_ids(evidence.prompt_ids),
         claim=pack_claim(evidence.claim_ids, evidence.claim_logprobs),
         **CHOICE.packed(evidence),
@@ -125,6 +128,7 @@ def _evidence(choice: PackedChoice) -> Evidence:
     claim_ids, claim_logprobs = unpack_claim(choice.claim)
     return Evidence(
         request=choice.request or b"",
+        asked=choice.asked or b"",
         prompt_ids=unpack_ids(choice.prompt_ids or b""),
         claim_ids=claim_ids,
         claim_logprobs=claim_logprobs,

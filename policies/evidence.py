@@ -112,6 +112,7 @@ class Evidence:
             noise, precision of its weights, engine version with hardware and kernels, speculative decoding.
         stream: the backend was asked to stream, which it is not where `buffer` re-streams its answer.
         request: the JSON body as it went to the backend.
+        asked: the JSON body as the client sent it; empty where that is not known.
         prompt_ids: int32 (P,), as the backend reports them; empty when it did not.
         output_ids: int32 (G,).
         claim_ids: int32 (G, W), sampled token first, then the backend's top-k without it; −1 pads.
@@ -140,6 +141,7 @@ class Evidence:
     stream: bool = False
     created: float = 0.0
     request: bytes = b""
+    asked: bytes = b""
     prompt_ids: Ids = field(default_factory=_no_ids)
     output_ids: Ids = field(default_factory=_no_ids)
     claim_ids: Ids = field(default_factory=lambda: np.zeros((0, 0), np.int32))

@@ -194,7 +194,7 @@ def _evidence(found: Examination, bundle: bundles.Bundle) -> None:
         return
     known, first = found.receipt, choices[0]
     wrong = []
-    for name, data in (("evidence", bundle.evidence), ("sent", first.request)):
+    for name, data in (("evidence", bundle.evidence), ("sent", first.request), ("request", first.asked)):
         if (name == "evidence" or data) and known.hashes[name] != digest(data):
             wrong.append(_HASHED[name])
     if (known.hashes["served"] or "") != first.shown_sha256:
@@ -213,7 +213,7 @@ def _evidence(found: Examination, bundle: bundles.Bundle) -> None:
         found.good("evidence", "Request, answer, claim and seeds are those that the receipt names.")
 
 
-_HASHED = {"evidence": "the evidence", "sent": "the request that was sent"}
+_HASHED = {"evidence": "the evidence", "sent": "the request as it was sent on", "request": "the client's request"}
 
 
 def _case(found: Examination, bundle: bundles.Bundle) -> None:

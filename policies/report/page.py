@@ -173,7 +173,8 @@ def _asked(found: Examination) -> list[str]:
     if not found.choices:
         return []
     first = found.choices[0]
-    parts = [("The request, as it was sent", first.request.decode("utf-8", "replace"))]
+    bodies = [("The request, as it came", first.asked), ("The request, as it was sent on", first.request)]
+    parts = [(title, body.decode("utf-8", "replace")) for title, body in bodies if body]
     for choice in found.choices[:MOST_CHOICES]:
         which = "" if len(found.choices) == 1 else f" of choice {choice.index}"
         parts += [(f"{name}{which}, as the client was shown it", text) for name, text in _texts(choice) if text]

@@ -155,7 +155,7 @@ class Exchange:
 
     def _begin(self, generation: Generation) -> Attempt:
         services, clock = self._services, self._clock
-        record = Record(services, generation, clock)
+        record = Record(services, generation, clock, self._body.data)
         reply = Reply(services, record, clock, self._headers, self.down, retried=self._retried)
         kind = Attempt if services.tracing is None or here() is None else TracedAttempt
         return kind(services, generation, self._body, self._headers, clock, reply)

@@ -25,10 +25,11 @@ class Record:
 
     `tap` is set once a backend answers; `received` counts the bytes it was fed, which bounds what it holds.
     `secret` is the key of the backend that is asked. `refusal` is why there is nothing to check, where the backend
-    refused the request; that holds too where the client leaves before it has all of it.
+    refused the request; that holds too where the client leaves before it has all of it. `asked` is the request's body
+    as it came.
     """
 
-    def __init__(self, services: Services, generation: Generation, clock: Clock) -> None:
+    def __init__(self, services: Services, generation: Generation, clock: Clock, asked: bytes = b"") -> None:
         self.generation = generation
         self.opened = False
         self.received = 0
@@ -36,6 +37,7 @@ class Record:
         self.refusal: str | None = None
         self._services = services
         self._clock = clock
+        self._asked = asked
         self._backend: BackendSettings | None = None
         self._prepared: Prepared | Passed | None = None
         self._tap: Tap | None = None
@@ -140,6 +142,7 @@ class Record:
             "stream": self._prepared.upstream_stream,
             "created": self.generation.created,
             "request": self._prepared.body,
+            "asked": self._asked,
             "shown_sha256": self._shown.hexdigest() if self._began else "",
             "first_token_seconds": self._clock.first_token,
             "total_seconds": self._clock.total,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _KEPT = (
     *("id", "endpoint", "backend", "model", "sampling", "index", "owner", "runtime", "precision", "engine"),
-    *("speculative", "stream", "created", "request", "prompt_ids", "output_ids", "shown_sha256"),
+    *("speculative", "stream", "created", "request", "asked", "prompt_ids", "output_ids", "shown_sha256"),
     *("first_token_seconds", "total_seconds"),
 )
 

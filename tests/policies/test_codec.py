@@ -76,6 +76,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
         stream=draw(st.booleans()),
         created=draw(FLOATS),
         request=draw(st.binary(max_size=30)),
+        asked=draw(st.binary(max_size=30)),
         prompt_ids=draw(IDS),
         output_ids=draw(IDS),
         claim_ids=claim_ids,
@@ -115,7 +116,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def test_every_field_is_listed() -> None:
-    apart = {"request", "prompt_ids"}
+    apart = {"request", "asked", "prompt_ids"}
     names = {*_fields.CHOICE.names, *apart}
     assert names | {"claim_ids", "claim_logprobs"} == {field.name for field in dataclasses.fields(Evidence)}
     assert names | {"claim"} == set(PackedChoice.__struct_fields__)

@@ -87,6 +87,10 @@ def test_a_bundle_shows_what_was_judged(make_rig: Callable[..., Rig], stream: bo
     assert found.receipt is not None
     assert found.receipt.verification == rig.http.get(f"/v1/verifications/{id}", headers=bearer("ann")).json()
     assert (found.choices[0].request, found.choices[0].owner) == (rig.backend.last.body, "")
+    asked = orjson.loads(found.choices[0].asked)
+    assert asked["model"] == "m"
+    assert "seed" not in asked
+    assert "request" not in {each.about for each in found.faults}
     assert ask(rig, id).content == response.content, "the same file, as long as no head of the log is signed"
     report = ask(rig, id, what="report").raise_for_status()
     assert report.headers["content-type"] == "text/html; charset=utf-8"
