@@ -237,7 +237,7 @@ def test_other_settings_are_taken_over(redis: Redis, rules: Settings, known: Fle
 
 
 ALLOWED = {"llen", "zcard", "lindex", "zrange", "zrangebyscore", "smembers", "hget", "hmget", "hgetall", "exists"}
-ALLOWED |= {"eval", "zscore"}  # `FairQueue.ask_oldest`
+ALLOWED |= {"eval", "get", "zscore"}  # `FairQueue.ask_oldest`
 CONNECTING = {"hello", "client|setinfo", "client|maint_notifications", "client|setname", "select", "commandstats"}
 
 
