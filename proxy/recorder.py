@@ -229,7 +229,7 @@ class Recorder:
             self._trace(batch, "queued")
 
     def _store(self, batch: Sequence[Packed]) -> None:
-        pipeline = durable.transaction(self._redis, self._settings.durability)
+        pipeline = durable.transaction(self._redis, self._settings.durability, plain=True)
         pipeline.multi()
         for each in batch:
             self._queue(each, pipeline)

@@ -20,6 +20,9 @@ from proxy.metrics import Metrics
 from verifier_pool.link.queue import waiting_bytes_key, waiting_key
 
 _LOOK_SECONDS = 0.05
+_FAR_SECONDS = 0.5
+_FAR = 0.1
+"""Below this share of every limit it is looked less often: what all proxies let in meanwhile is less than the rest."""
 _IDLE_SECONDS = 5.0
 
 
@@ -217,19 +220,20 @@ class Backlog:
         self._names = {backend.name for backend in settings.backends}
         self._metrics = metrics
         self._chance = random.SystemRandom()
-        self._stale = 0.0
+        self._soon = self._stale = 0.0
         self._waiting: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
 
     def admits(self, backend: str, size: int, before: Sequence[int]) -> bool:
-        """Whether the workers keep up with this backend, or chance is on this response's side. Redis is asked some
-        times a second; what was let in meanwhile is counted here.
+        """Whether the workers keep up with this backend, or chance is on this response's side. Redis is asked
+        twice a second, near a limit more often; what was let in meanwhile is counted here.
 
         Args:
             size: bytes of its evidence.
             before: those of the backend's responses that are let in already and not in Redis yet.
         """
-        if time.monotonic() >= self._stale or backend not in self._waiting:
+        now = time.monotonic()
+        if now >= self._stale or backend not in self._waiting or (now >= self._soon and not self._is_far):
             self._look(backend)
             self._waiting[backend] += len(before)
             self._held[backend] += sum(before)
@@ -257,6 +261,12 @@ class Backlog:
         if time.monotonic() >= self._stale + _IDLE_SECONDS:
             self._look()
 
+    @property
+    def _is_far(self) -> bool:
+        """Whether nobody comes near a limit."""
+        items, held = self._waiting.total(), self._held.total()
+        return items < _FAR * self._rules.max_backlog and held < _FAR * self._rules.max_backlog_bytes
+
     def _look(self, *more: str) -> None:
         since = time.time() - self._rules.evidence_ttl
         # One that was taken out of the settings is asked for until nothing of it waits any more.
@@ -269,7 +279,8 @@ class Backlog:
         found = [int(each or 0) for each in pipeline.execute()]
         self._waiting = Counter(dict(zip(names, found[: len(names)], strict=True)))
         self._held = Counter(dict(zip(names, found[len(names) :], strict=True)))
-        self._stale = time.monotonic() + _LOOK_SECONDS
+        self._soon = time.monotonic() + _LOOK_SECONDS
+        self._stale = self._soon + _FAR_SECONDS - _LOOK_SECONDS
         self._metrics.waits(self._waiting, self._held)
 
 
