@@ -14,16 +14,16 @@
 
 {{/* Selector labels. Takes (dict "root" $ "component" "proxy"). */}}
 {{- define "countersign.selector" -}}
-app.kubernetes.io/name: {{ include "countersign.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/name: {{ include "countersign.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{- define "countersign.labels" -}}
 {{ include "countersign.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | quote }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* What every pod of the release shares. Service links would put COUNTERSIGN_PORT=tcp://… into the
      environment of a release called countersign, and the program would read it as a setting. */}}
 {{- define "countersign.pod" -}}
-serviceAccountName: {{ include "countersign.serviceAccount" . }}
+serviceAccountName: {{ include "countersign.serviceAccount" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
@@ -89,7 +89,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -105,16 +105,16 @@ env:
   - name: COUNTERSIGN_REDIS_URL
     valueFrom:
       secretKeyRef:
-        name: {{ .root.Values.redis.existingSecret }}
-        key: {{ .root.Values.redis.existingSecretKey }}
+        name: {{ .root.Values.redis.existingSecret | quote }}
+        key: {{ .root.Values.redis.existingSecretKey | quote }}
   {{- end }}
   {{- with .root.Values.monitoring.credentials }}
   {{- if .existingSecret }}
   - name: COUNTERSIGN_METRICS__TOKEN
     valueFrom:
       secretKeyRef:
-        name: {{ .existingSecret }}
-        key: {{ .existingSecretKey }}
+        name: {{ .existingSecret | quote }}
+        key: {{ .existingSecretKey | quote }}
   {{- end }}
   {{- end }}
   {{- with .more }}
@@ -127,11 +127,11 @@ env:
 envFrom:
   {{- with .root.Values.existingSecret }}
   - secretRef:
-      name: {{ . }}
+      name: {{ . | quote }}
   {{- end }}
   {{- with .part.existingSecret }}
   - secretRef:
-      name: {{ . }}
+      name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -147,14 +147,17 @@ envFrom:
 - name: COUNTERSIGN_ADMIN__KEYS
   valueFrom:
     secretKeyRef:
-      name: {{ required "proxy.admin.existingSecret: a Secret with the admin API's keys is needed" .existingSecret }}
-      key: {{ .existingSecretKey }}
+      name: {{ required "proxy.admin.existingSecret: a Secret with the admin API's keys is needed" .existingSecret | quote }}
+      key: {{ .existingSecretKey | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* Stops a release whose pods would never start, or whose settings the program would refuse once it is out. */}}
 {{- define "countersign.consistent" -}}
+{{- if not (regexMatch "^[a-z]" (include "countersign.fullname" .)) -}}
+{{- fail (printf "fullnameOverride: a Service's name begins with a letter, and %s does not" (include "countersign.fullname" .)) -}}
+{{- end -}}
 {{- if and .Values.proxy.admin.enabled (eq (int .Values.proxy.admin.port) (int .Values.proxy.port)) -}}
 {{- fail "proxy.admin.port: it is proxy.port" -}}
 {{- end -}}
@@ -220,7 +223,7 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
   subPath: home
 {{- if .Values.models.existingClaim }}
 - name: models
-  mountPath: {{ .Values.models.mountPath }}
+  mountPath: {{ .Values.models.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- end -}}
@@ -228,11 +231,11 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 {{- define "countersign.volumes" -}}
 - name: config
   configMap:
-    name: {{ include "countersign.fullname" . }}
+    name: {{ include "countersign.fullname" . | quote }}
 {{- if .Values.models.existingClaim }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ .Values.models.existingClaim }}
+    claimName: {{ .Values.models.existingClaim | quote }}
     readOnly: true
 {{- end }}
 {{- end -}}
@@ -268,8 +271,8 @@ topologySpreadConstraints:
 authorization:
   type: Bearer
   credentials:
-    name: {{ .existingSecret }}
-    key: {{ .existingSecretKey }}
+    name: {{ .existingSecret | quote }}
+    key: {{ .existingSecretKey | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -97,7 +97,7 @@
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ include "countersign.partName" (dict "root" .root "suffix" .suffix) }}
+  name: {{ include "countersign.partName" (dict "root" .root "suffix" .suffix) | quote }}
   labels:
     {{- include "countersign.labels" $labels | nindent 4 }}
     {{- with .labels }}
@@ -140,7 +140,7 @@ spec:
       terminationGracePeriodSeconds: {{ include "countersign.finishing" . }}
       {{- if .engine }}
       {{- with $part.runtimeClassName }}
-      runtimeClassName: {{ . }}
+      runtimeClassName: {{ . | quote }}
       {{- end }}
       {{- end }}
       {{- with include "countersign.spread" (merge (dict "labels" .labels) $labels) }}
@@ -150,9 +150,9 @@ spec:
       {{- . | nindent 6 }}
       {{- end }}
       containers:
-        - name: {{ .component }}
+        - name: {{ .component | quote }}
           image: {{ include "countersign.image" (dict "root" .root "image" $image) | quote }}
-          imagePullPolicy: {{ $image.pullPolicy }}
+          imagePullPolicy: {{ $image.pullPolicy | quote }}
           command: {{ concat (list "countersign" "worker") .only (default list .more) | toJson }}
           {{- include "countersign.env" (dict "root" .root "part" $part) | nindent 10 }}
           {{- if .root.Values.monitoring.podMonitor.enabled }}
@@ -191,16 +191,16 @@ spec:
         {{- include "countersign.volumes" .root | nindent 8 }}
         - name: scratch
           emptyDir:
-            sizeLimit: {{ ternary (get $part "scratch") "256Mi" .engine }}
+            sizeLimit: {{ ternary (get $part "scratch") "256Mi" .engine | quote }}
         {{- if .engine }}
         - name: shm
           emptyDir:
             medium: Memory
-            sizeLimit: {{ $part.sharedMemory }}
+            sizeLimit: {{ $part.sharedMemory | quote }}
         {{- with $part.cacheClaim }}
         - name: cache
           persistentVolumeClaim:
-            claimName: {{ . }}
+            claimName: {{ . | quote }}
         {{- end }}
         {{- end }}
 {{- end -}}

@@ -31,13 +31,23 @@ def closed(properties: Schema, **more: Any) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties, **more}
 
 
-def labels() -> Schema:
-    """Labels besides the chart's own."""
+_NAME = "([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
+_KEY = rf"^([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}$"
+
+
+def labels(*, own: bool = False) -> Schema:
+    """Labels; besides the chart's own, unless they are another object's."""
+    refused = {} if own else {"not": {"enum": list(OWN_LABELS)}}
     return {
         "type": "object",
-        "propertyNames": {"not": {"enum": list(OWN_LABELS)}},
-        "additionalProperties": {"type": "string"},
+        "propertyNames": {"pattern": _KEY, **refused},
+        "additionalProperties": {"type": "string", "pattern": f"^{_NAME}?$"},
     }
+
+
+def annotations() -> Schema:
+    """Annotations: names as of labels, and any text."""
+    return {"type": "object", "propertyNames": {"pattern": _KEY}, "additionalProperties": {"type": "string"}}
 
 
 def network_policy() -> Schema:

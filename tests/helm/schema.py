@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from policies.checks import VerdictWord
-from tests.helm.forms import Schema, closed, labels, network_policy
+from tests.helm.forms import Schema, annotations, closed, labels, network_policy
 from tests.helm.forms import definitions as network_definitions
 from tests.helm.settings_schema import settings
 
@@ -22,13 +22,13 @@ SCHEMA = CHART / "values.schema.json"
 
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "pattern": r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", "maxLength": 253}
+_LABEL: Schema = {"type": "string", "pattern": r"^([a-z]([-a-z0-9]*[a-z0-9])?)?$", "maxLength": 53}
 _BOOL: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 _QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([KMGTP]i?|m)?$"}
 _FREE: Schema = {"type": "object"}
 _LIST: Schema = {"type": "array", "items": {"type": "object"}}
-_STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|[smhd]))+$"}
@@ -48,8 +48,8 @@ def build() -> Schema:
 def _values() -> Schema:
     return {
         "global": _FREE,
-        "nameOverride": _NAME,
-        "fullnameOverride": _NAME,
+        "nameOverride": _LABEL,
+        "fullnameOverride": _LABEL,
         "imagePullSecrets": {"type": "array", "items": closed({"name": _NAME}, required=["name"])},
         "commonLabels": labels(),
         "image": closed({"proxy": _image(), "verifier": _image()}),
@@ -67,7 +67,7 @@ def _values() -> Schema:
         "worker": _drainer({"processes": _POSITIVE, "autoscaling": _scaling("waiting", least=1)}),
         "reference": _reference(),
         "webhooks": _drainer({}),
-        "serviceAccount": closed({"create": _BOOL, "name": _NAME, "annotations": _STRINGS}),
+        "serviceAccount": closed({"create": _BOOL, "name": _NAME, "annotations": annotations()}),
         "podDisruptionBudget": closed(
             {
                 "enabled": _BOOL,
@@ -86,8 +86,8 @@ def _values() -> Schema:
 def _image() -> Schema:
     return closed(
         {
-            "repository": {"type": "string", "minLength": 1},
-            "tag": _TEXT,
+            "repository": {"type": "string", "pattern": "^[a-z0-9]+([._:/-]+[a-z0-9]+)*$"},
+            "tag": {"type": "string", "pattern": "^([A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?$"},
             "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
             "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
         }
@@ -116,9 +116,9 @@ def _pods() -> Schema:
         "existingSecret": _NAME,
         "env": {"type": "array", "items": _env()},
         "resources": _resources(),
-        "podAnnotations": _STRINGS,
+        "podAnnotations": annotations(),
         "podLabels": labels(),
-        "nodeSelector": _STRINGS,
+        "nodeSelector": labels(own=True),
         "tolerations": {"type": "array", "items": _toleration()},
         "affinity": closed({"nodeAffinity": _FREE, "podAffinity": _FREE, "podAntiAffinity": _FREE}),
         "priorityClassName": _NAME,
@@ -176,7 +176,7 @@ def _monitoring() -> Schema:
             "serviceMonitor": closed(scrape),
             "podMonitor": closed(scrape | {"port": _PORT | {"minimum": 1024}}),
             "rules": closed(rules),
-            "dashboard": closed({"enabled": _BOOL, "labels": labels(), "annotations": _STRINGS}),
+            "dashboard": closed({"enabled": _BOOL, "labels": labels(), "annotations": annotations()}),
             "prometheus": closed(prometheus),
         }
     )
@@ -224,7 +224,7 @@ def _proxy() -> Schema:
     service = {
         "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
         "port": _PORT,
-        "annotations": _STRINGS,
+        "annotations": annotations(),
     }
     unprivileged = _PORT | {"minimum": 1024}
     admin = {
@@ -232,7 +232,7 @@ def _proxy() -> Schema:
         "port": unprivileged,
         "existingSecret": _NAME,
         "existingSecretKey": _KEY,
-        "service": closed({"port": _PORT, "annotations": _STRINGS}),
+        "service": closed({"port": _PORT, "annotations": annotations()}),
     }
     needed = {
         "if": {"properties": {"enabled": {"const": True}}, "required": ["enabled"]},

@@ -111,6 +111,15 @@ WRONG: list[tuple[Values, str]] = [
     ({"networkPolicy": {"redis": {"to": [{"podSelector": {"matchLabel": {}}}]}}}, "/networkPolicy/redis/to/0"),
     ({"networkPolicy": {"collector": {"to": [{"podSelector": {}, "ipBlock": {"cidr": "::/0"}}]}}}, "/networkPolicy"),
     ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),
+    ({"commonLabels": {"a b": "c"}}, "a b"),
+    ({"commonLabels": {"team": "x y"}}, "/commonLabels/team"),
+    ({"commonLabels": {"team": "x" * 64}}, "/commonLabels/team"),
+    ({"proxy": {"podAnnotations": {"a/b/c": "x"}}}, "a/b/c"),
+    ({"worker": {"nodeSelector": {"gpu": "a b"}}}, "/worker/nodeSelector/gpu"),
+    ({"image": {"proxy": {"repository": "Not a name"}}}, "/image/proxy/repository"),
+    ({"image": {"verifier": {"tag": "a:b"}}}, "/image/verifier/tag"),
+    ({"fullnameOverride": "1"}, "/fullnameOverride"),
+    ({"nameOverride": "a.b"}, "/nameOverride"),
     ({"proxy": {"podLabels": {"app.kubernetes.io/component": "x"}}}, "app.kubernetes.io/component"),
     ({"reference": {"podLabels": {"countersign/model": "x"}}}, "countersign/model"),
     ({"monitoring": {"podMonitor": {"labels": {"helm.sh/chart": "x"}}}}, "helm.sh/chart"),
@@ -231,3 +240,15 @@ def test_right_values_are_taken(chart: helm.Chart, what: str) -> None:
 def test_values_that_contradict_each_other_are_refused_by_name(chart: helm.Chart, named: str) -> None:
     with pytest.raises(helm.HelmError, match=named):
         chart.render(CONTRADICTIONS[named], name="countersign")
+
+
+def test_text_that_looks_like_something_else_stays_text(chart: helm.Chart) -> None:
+    """YAML has numbers and truths that are names all the same."""
+    for name in ("true", "null", "e3", "y"):
+        secrets: Values = {"existingSecret": "1", "redis": {"existingSecret": "0x10", "existingSecretKey": "1e3"}}
+        values = secrets | {"fullnameOverride": name, "nameOverride": name, "files": {"1": "x"}}
+        values |= {"models": {"existingClaim": "8"}, "proxy": {"priorityClassName": "true"}}
+        for item in Release(chart, values, name=name).objects:
+            kubernetes_validate.validate(item, "1.33", strict=True)
+    with pytest.raises(helm.HelmError, match="fullnameOverride: a Service's name begins with a letter"):
+        chart.render({}, name="1")
