@@ -46,6 +46,8 @@ __all__ = [
 
 LONGEST_WAIT = 120.0
 """Seconds that the proxy waits in one call."""
+_PAUSE = 1.0
+_TRIES = 5
 _MOST = 64 * 1024 * 1024
 keys_in = jws.keys_in
 
@@ -158,13 +160,16 @@ class Client:
         """
         until = time.monotonic() + wait
         while True:
-            left = max(0.0, until - time.monotonic())
-            asked = min(left, LONGEST_WAIT)
+            began = time.monotonic()
+            asked = min(max(0.0, until - began), LONGEST_WAIT)
             found = self._get(f"/v1/verifications/{id}", {"wait": asked}, asked)
             if found.get("status") == "done":
                 return found
-            if time.monotonic() >= until:
+            left = until - time.monotonic()
+            if left <= 0:
                 raise TimeoutError(f"no verdict on {id} in {wait:g} s")
+            # A proxy that is about to stop does not wait.
+            time.sleep(min(left, max(0.0, began + _PAUSE - time.monotonic())))
 
     def receipt(
         self, id: str, *, request: bytes | None = None, served: bytes | None = None, wait: float = LONGEST_WAIT
@@ -180,7 +185,7 @@ class Client:
             TimeoutError, ApiFailed, httpx.HTTPError: as `verification`.
         """
         self.verification(id, wait)
-        found = self._get(f"/v1/verifications/{id}/receipt")
+        found = self._proven(id)
         token, log = found.get("receipt"), found.get("log")
         if not isinstance(token, str) or not isinstance(log, dict) or not isinstance(log.get("head"), str):
             raise ReceiptError("the proxy shows no receipt, or none that is proven to be in the log")
@@ -220,6 +225,16 @@ class Client:
             return self._given
         self._known = jws.keys_in(self._get("/.well-known/countersign-keys.json"))
         return self._known
+
+    def _proven(self, id: str) -> dict[str, Any]:
+        """The answer to a request for a receipt; again, where the proxy cannot promise yet that it stays in the log."""
+        for _ in range(_TRIES):
+            found = self._get(f"/v1/verifications/{id}/receipt")
+            log = found.get("log")
+            if not isinstance(log, dict) or log.get("head") is not None:
+                break
+            time.sleep(_PAUSE)
+        return found
 
     def _keys_for(self, token: str, kind: str) -> dict[str, bytes]:
         """Keys that a token may be signed with: asked for again where its own is new."""

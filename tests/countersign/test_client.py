@@ -43,6 +43,7 @@ class Proxy:
         self.asked: list[str] = []
         self.pending = 0
         self.fails: dict[str, httpx.Response] = {}
+        self.unproven = 0
 
     def client(self, **more: Any) -> Client:
         return Client("http://proxy/", "sk-key", http=httpx.Client(transport=httpx.MockTransport(self._answer)), **more)
@@ -79,7 +80,9 @@ class Proxy:
                 shown = [each.hex() for each in proof(first, self.leaves[:second])]
                 return httpx.Response(200, json={"proof": shown})
             case ["verifications", id, "receipt"] if id in self.tokens:
-                return httpx.Response(200, json={"receipt": self.tokens[id], "log": self.shown(id)})
+                self.unproven -= 1
+                log = {"index": 0, "head": None, "proof": None} if self.unproven >= 0 else self.shown(id)
+                return httpx.Response(200, json={"receipt": self.tokens[id], "log": log})
             case ["verifications", id] if id in self.tokens:
                 self.pending -= 1
                 found = public(unverified(id, "x", None, 5.0))
@@ -96,7 +99,8 @@ def missing(code: str) -> httpx.Response:
 
 
 @pytest.fixture
-def proxy() -> Proxy:
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Proxy:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return Proxy()
 
 
@@ -129,6 +133,15 @@ def test_a_verdict_is_awaited(proxy: Proxy) -> None:
     with pytest.raises(ApiFailed, match="404 not_found") as caught:
         proxy.client().receipt("f" * 32)
     assert (caught.value.status, caught.value.code) == (404, "not_found")
+
+
+def test_a_proof_is_awaited(proxy: Proxy) -> None:
+    id = proxy.add(0)
+    proxy.unproven = 3
+    assert proxy.client().receipt(id).id == id
+    proxy.unproven = 10**9
+    with pytest.raises(ReceiptError, match="none that is proven"):
+        proxy.client().receipt(id)
 
 
 @pytest.mark.parametrize("given", [{"request": b"other"}, {"served": b"other"}])
