@@ -17,8 +17,8 @@ from tests.proxy.conftest import Rig
 from tests.verifier_pool.receiver import Receiver, listening, status
 from verifier_pool import worker
 from verifier_pool.link import deliveries, events
-from verifier_pool.link.endpoints import ENDPOINTS, Endpoint, _decoder
-from verifier_pool.link.queue import OUTBOX, event_key
+from verifier_pool.link.endpoints import Endpoint, _decoder
+from verifier_pool.link.queue import ENDPOINTS, OUTBOX, event_key
 from verifier_pool.signature import verify_signature
 from verifier_pool.store import Store
 
