@@ -138,7 +138,6 @@ class Children:
             tick(", ".join(missing))
             time.sleep(0.5)
 
-
     @property
     def _said(self) -> int:
         """Bytes that children wrote so far."""

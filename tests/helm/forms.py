@@ -45,7 +45,7 @@ def labels(*, own: bool = False) -> Schema:
     }
 
 
-def annotations() -> Schema:
+def annotated() -> Schema:
     """Annotations: names as of labels, and any text."""
     return {"type": "object", "propertyNames": {"pattern": _KEY}, "additionalProperties": {"type": "string"}}
 

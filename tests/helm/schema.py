@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from policies.checks import VerdictWord
-from tests.helm.forms import Schema, annotations, closed, labels, network_policy
+from tests.helm.forms import Schema, annotated, closed, labels, network_policy
 from tests.helm.forms import definitions as network_definitions
 from tests.helm.settings_schema import settings
 
@@ -67,7 +67,7 @@ def _values() -> Schema:
         "worker": _drainer({"processes": _POSITIVE, "autoscaling": _scaling("waiting", least=1)}),
         "reference": _reference(),
         "webhooks": _drainer({}),
-        "serviceAccount": closed({"create": _BOOL, "name": _NAME, "annotations": annotations()}),
+        "serviceAccount": closed({"create": _BOOL, "name": _NAME, "annotations": annotated()}),
         "podDisruptionBudget": closed(
             {
                 "enabled": _BOOL,
@@ -116,7 +116,7 @@ def _pods() -> Schema:
         "existingSecret": _NAME,
         "env": {"type": "array", "items": _env()},
         "resources": _resources(),
-        "podAnnotations": annotations(),
+        "podAnnotations": annotated(),
         "podLabels": labels(),
         "nodeSelector": labels(own=True),
         "tolerations": {"type": "array", "items": _toleration()},
@@ -176,7 +176,7 @@ def _monitoring() -> Schema:
             "serviceMonitor": closed(scrape),
             "podMonitor": closed(scrape | {"port": _PORT | {"minimum": 1024}}),
             "rules": closed(rules),
-            "dashboard": closed({"enabled": _BOOL, "labels": labels(), "annotations": annotations()}),
+            "dashboard": closed({"enabled": _BOOL, "labels": labels(), "annotations": annotated()}),
             "prometheus": closed(prometheus),
         }
     )
@@ -224,7 +224,7 @@ def _proxy() -> Schema:
     service = {
         "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
         "port": _PORT,
-        "annotations": annotations(),
+        "annotations": annotated(),
     }
     unprivileged = _PORT | {"minimum": 1024}
     admin = {
@@ -232,7 +232,7 @@ def _proxy() -> Schema:
         "port": unprivileged,
         "existingSecret": _NAME,
         "existingSecretKey": _KEY,
-        "service": closed({"port": _PORT, "annotations": annotations()}),
+        "service": closed({"port": _PORT, "annotations": annotated()}),
     }
     needed = {
         "if": {"properties": {"enabled": {"const": True}}, "required": ["enabled"]},

@@ -49,7 +49,12 @@ KNOWN_ANSWERS: About = (
 )
 TOKENS: dict[About, str] = {
     ("countersign.backend.tokens.served", "counter", "{token}", "Output tokens that standing counted"): "served",
-    ("countersign.backend.tokens.decided", "counter", "{token}", "Output tokens that standing counted and verdicts decided"): "decided",
+    (
+        "countersign.backend.tokens.decided",
+        "counter",
+        "{token}",
+        "Output tokens that standing counted and verdicts decided",
+    ): "decided",
 }
 """Counters of a backend's tokens, by what they count (`policies.tally`)."""
 STANDING: dict[About, str] = {
