@@ -18,8 +18,8 @@ from rq.worker_registration import REDIS_WORKER_KEYS
 
 from policies.errors import SettingsError
 from policies.settings import Settings
-from verifier_pool.link.queues import seconds
 from verifier_pool.link.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.link.queues import seconds
 from verifier_pool.parents import began, runs
 from verifier_pool.replays import queue_of
 from verifier_pool.roles import Roles, add_arguments, check_model, check_replays, roles_of

@@ -19,7 +19,6 @@ from proxy.recorder import Recorder
 from tests.helm import crds, schema
 from tests.helm.rendered import MOE, OTHER, VARIANTS, Release, Values, container
 
-
 ODD = (
     *("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.100.100.100", "192.0.0.170", "::1", "::a00:1", "fec0::1"),
     *("::ffff:10.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::a00:1", "fd00:ec2::254", "2002:a00:1::", "2001:0:a00:1::"),
