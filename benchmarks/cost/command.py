@@ -19,14 +19,19 @@ from typing import Any, NoReturn
 
 from benchmarks import values
 from benchmarks.cost import plan
+from benchmarks.cost.estimate import described
 from benchmarks.cost.plan import ARMS, LOAD_ARMS, PLAIN, STANDARD_LOADS, VERIFIERS, WORKER, Load
 from benchmarks.cost.rows import GRID, LOAD, POOL
+from benchmarks.harness import config, machine
 from policies.errors import CountersignError
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing and write the report; 1 when any row holds an error. Raises CountersignError."""
-    options = parser().parse_args(list(argv))
+    options = config.parse(parser(), "cost", argv)
+    if options.dry_run:
+        print(described(options, chosen_arms(options, options.arms), chosen_arms(options, options.load_arms)).text())
+        return 0
     signal.signal(signal.SIGTERM, _terminated)
     if options.report is not None:
         options.output_dir, options.report_only = options.report, True
@@ -63,8 +68,8 @@ def _measured(options: argparse.Namespace) -> bool:
         options.output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CountersignError(f"bench cost: {error.filename}: {error.strerror}") from error
-    began, clock = datetime.now(UTC), time.monotonic()
-    complete = measure(options, arms, began.strftime("%Y-%m-%d %H:%M UTC"))
+    began, clock, load = datetime.now(UTC), time.monotonic(), machine.load()
+    complete = measure(options, arms, began.strftime("%Y-%m-%d %H:%M UTC"), load)
     print(f"bench cost: {time.monotonic() - clock:.0f} s", file=sys.stderr)
     return complete
 
@@ -88,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="countersign bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    config.add_arguments(found, "cost")
     found.add_argument("--model", help="model folder; shape:qwen3-8b makes a folder of that shape without weights")
     found.add_argument("--dtype", default="auto")
     found.add_argument("--quantization", default=None)

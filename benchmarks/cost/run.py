@@ -25,7 +25,7 @@ from policies.profile import ProfileKey, fit
 from policies.settings import ReferenceSettings
 
 
-def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> bool:
+def measure(options: argparse.Namespace, arms: Sequence[str], began: str, load: float | None = None) -> bool:
     """Run what has no row yet; whether everything is measured now.
 
     Raises:
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace, arms: Sequence[str], began: str) -> boo
     if options.pool and not (options.load and WORKER in options.load_arms) and not supplies_of(options):
         raise CountersignError(UNFED)
     settings = reference_settings(options, model_folder(options))
-    metadata = Metadata(folder / "metadata.json", options, settings, began)
+    metadata = Metadata(folder / "metadata.json", options, settings, began, load)
     clock, bar = Clock(options.time_limit), Bar("cost")
     complete = _engine_part(options, arms, settings, metadata, clock, bar)
     if options.pool and clock.fits("pool", 0):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.gateways import CLIENT_KEY, Plan, our_version
-from benchmarks.overhead import machine
+from benchmarks.harness import machine
 from policies.errors import CountersignError
 
 Row = dict[str, Any]

@@ -18,8 +18,8 @@ from benchmarks.harness.statistics import (
     quantile,
 )
 from benchmarks.overhead.cells import title
-from benchmarks.overhead.samples import Arm, Samples, chunks, per, rounds, split
-from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN
+from benchmarks.overhead.samples import LABELS, Arm, Samples, chunks, per, rounds, split
+from benchmarks.overhead.steps import ARMS, BYTES, DIRECT, INLINE, PLAIN
 
 LATENCY: tuple[tuple[str, str, float], ...] = (
     ("first token, p50", "ttft_ms", 0.5),
@@ -187,11 +187,11 @@ def traffic(samples: Samples, rows: Sequence[Row]) -> str:
     """Bytes per request between proxy and backend, and in and out of Valkey."""
     lines = []
     counted = [row for row in rows if row["what"] == BYTES and not row["error"]]
-    for row in counted:
+    for row in sorted(counted, key=lambda row: (row["mix"], ARMS.index(row["arm"]))):
         lines.append(
             [
                 row["mix"],
-                LABEL.get(row["arm"], row["arm"]),
+                LABELS.get(row["arm"], row["arm"]),
                 f"{row['up'] / row['requests']:,.0f}",
                 f"{row['down'] / row['requests']:,.0f}",
                 f"{row['down'] / row['tokens']:,.0f}",
@@ -204,13 +204,12 @@ def traffic(samples: Samples, rows: Sequence[Row]) -> str:
     stored = _stored(samples)
     if stored:
         head = ["load", "arm", "sent to Valkey, bytes per request", "read from it", "kept", "commands"]
-        parts.append(
-            "### Valkey\n\nKept = growth of its memory, evidence and verdicts. " + "\n\n" + table(head, stored)
+        text = (
+            "Kept = growth of its memory, evidence and verdicts. What idle processes say meanwhile is in all of it: "
+            "`relayed only`, of which nothing is verified, shows how much that is."
         )
+        parts.append(f"### Valkey\n\n{text}\n\n" + table(head, stored))
     return "\n\n".join(["## Bytes", *parts]) if parts else ""
-
-
-LABEL = {"direct": "direct", "plain": "relayed only", "async": "verified after", "inline": "verified before the end"}
 
 
 def _stored(samples: Samples) -> list[list[str]]:

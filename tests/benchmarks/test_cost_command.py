@@ -137,7 +137,7 @@ def test_skipping_reaches_grid_and_loads(arms: tuple[str, ...]) -> None:
 def test_skipping_changes_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def measured(options: Namespace, arms: list[str], began: str) -> bool:
+    def measured(options: Namespace, arms: list[str], began: str, load: float) -> bool:
         seen.append((arms, options.load_arms))
         return True
 
