@@ -131,4 +131,5 @@ def _text(endpoint: Endpoint, choice: Object) -> tuple[bytes | None, frozenset[s
 
 
 def _nothing_else(fields: Object, names: frozenset[str]) -> bool:
-    return all(name in names or is_null(value) for name, value in fields.items())
+    others = [value for name, value in fields.items() if name not in names]
+    return not others or all(map(is_null, others))
