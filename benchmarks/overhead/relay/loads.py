@@ -72,7 +72,7 @@ class Load:
 LOADS: Mapping[int, Load] = {
     load.streams: load
     for load in (
-        Load(1, 24, 0.01, 0.0, repeats=12),
+        Load(1, 24, 0.01, 0.0, repeats=10),
         Load(32, 150, 0.01, 0.4),
         Load(200, 40, 0.05, 0.8),
         Load(1000, 20, 0.5, 5.0),
