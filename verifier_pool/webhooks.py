@@ -244,8 +244,11 @@ def _happened(store: Store, settings: Settings, id: str) -> Happened | None:
     if id.startswith(EVENT):
         models = {backend.name: backend.model for backend in settings.backends}
         return events.of_stored(id.removeprefix(EVENT), store.event(id), models)
-    verification = store.verdict(id)
-    return None if verification is None else events.of_verdict(verification)
+    try:
+        verification = store.verdict(id)
+        return None if verification is None else events.of_verdict(verification)
+    except (KeyError, ValueError):  # not one that a worker wrote
+        return None
 
 
 def _unknown(context: Context, id: str) -> str:

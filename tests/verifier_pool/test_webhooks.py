@@ -22,7 +22,7 @@ from verifier_pool.link import deliveries, delivery_log, endpoints, events
 from verifier_pool.link.deliveries import UNQUEUED, Delivery
 from verifier_pool.link.endpoints import SETTINGS, Directory
 from verifier_pool.link.fair import FairQueue
-from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, event_key
+from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, event_key, verdict_key
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, pause, verify_signature
 
@@ -340,3 +340,13 @@ def test_an_event_of_a_backend_is_told(redis: Redis, valkey_url: str) -> None:
     (said,) = [orjson.loads(body) for _, body in receiver.requests]
     assert (said["type"], said["data"]["backend"]) == ("backend.suspect", "honest")
     assert said["timestamp"] == "1970-01-01T00:00:05.000+00:00"
+
+
+@pytest.mark.parametrize("stored", [b"", b"[]", b"{}", b'{"id": 1, "model": "m", "decided": "x"}', b"\xff"])
+def test_what_is_no_verdict_holds_nothing_up(redis: Redis, valkey_url: str, stored: bytes) -> None:
+    redis.set(verdict_key(ID), stored)
+    redis.zadd(OUTBOX, {ID: 1})
+    with listening(Receiver(status(200))) as receiver:
+        run(redis, hooked(valkey_url, receiver), "b" * 32)
+    assert [orjson.loads(body)["data"]["id"] for _, body in receiver.requests] == ["b" * 32]
+    assert redis.zcard(OUTBOX) == 0

@@ -23,6 +23,10 @@ from policies.subscription import Subscription
 from policies.verification import Verification, public
 
 
+_LAST = 2.0**37
+"""A Unix second of the year 6325: those that dates can be made of end with the year 9999."""
+
+
 @dataclass(frozen=True, slots=True)
 class Happened:
     """One event, before it is clear who is told.
@@ -61,23 +65,30 @@ def stored(type: str, at: float, data: Mapping[str, Any]) -> bytes:
 
 
 def of_verdict(verification: Verification) -> Happened:
-    """The event that a response has its verdict."""
+    """The event that a response has its verdict. Raises ValueError or KeyError for what is none."""
     id = str(verification["id"])
-    told = public(verification)
-    return Happened(id, id, str(verification["model"]), verification["decided"], told, verification=verification)
+    at, told = _second(verification["decided"]), public(verification)
+    return Happened(id, id, str(verification["model"]), at, told, verification=verification)
 
 
 def of_stored(id: str, data: bytes | None, models: Mapping[str, str]) -> Happened | None:
     """An event as it was kept; None where it expired or cannot be read. `models`: of backends, by name."""
     found = document(data)
-    if found is None or not isinstance(found.get("data"), dict) or not isinstance(found.get("at"), int | float):
+    if found is None or not isinstance(found.get("data"), dict):
         return None
     backend = str(found["data"].get("backend", ""))
-    return Happened(id, backend, models.get(backend, ""), found["at"], found["data"], str(found.get("type")))
+    try:
+        at = _second(found.get("at"))
+    except ValueError:
+        return None
+    return Happened(id, backend, models.get(backend, ""), at, found["data"], str(found.get("type")))
+
+
+def _second(at: object) -> float:
+    if not isinstance(at, int | float) or not 0 <= at < _LAST:
+        raise ValueError("not a moment")
+    return float(at)
 
 
 def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-body = stored
