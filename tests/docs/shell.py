@@ -173,6 +173,6 @@ def start(line: str, trial: Trial) -> None:
         if serves:
             _await_ready(child.log)
         child.process.send_signal(signal.SIGTERM)
-        assert child.process.wait(30) == 0, f"{line}\n{child.last_lines()}"
+        assert child.process.wait(_SECONDS) == 0, f"{line}\n{child.last_lines()}"
     finally:
         trial.children.stop(child)

@@ -143,7 +143,7 @@ class Stack:
 
     def settled(self, backend: str, generations: int) -> dict[str, Any]:
         """The standing once it has taken in so many generations."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 10 * PATIENCE
         while (found := self.standing(backend))["coverage"]["generations"] < generations:
             assert time.monotonic() < deadline, found["coverage"]
             time.sleep(0.2)

@@ -73,7 +73,7 @@ class Server:
 
     def client(self) -> redis.Redis:
         """A client; close it."""
-        return redis.Redis(port=self.port, password=self.password or None, socket_timeout=10)
+        return redis.Redis(port=self.port, password=self.password or None, socket_timeout=PATIENCE)
 
     def kill(self) -> None:
         """Gone at once."""

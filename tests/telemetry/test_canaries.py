@@ -19,7 +19,7 @@ from benchmarks.demo.processes import free_ports
 from policies.settings import hash_key
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Received, Step
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.telemetry import loud
 from tests.telemetry.canaries import Canaries
 from tests.telemetry.stack import Stack, running
@@ -306,7 +306,7 @@ def _stop(made: Stack) -> None:
     for child in (made.proxy, made.worker):
         child.process.send_signal(signal.SIGTERM)
     for child in (made.proxy, made.worker):
-        child.process.wait(30)
+        child.process.wait(PATIENCE)
     time.sleep(0.1)
 
 

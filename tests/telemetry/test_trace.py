@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.telemetry.stack import KEY, Span, Stack, running
 from verifier_pool.link.telemetry import names
 
@@ -171,7 +171,7 @@ def test_what_ends_exports_what_is_left(tmp_path: Path) -> None:
         wait_until(lambda: stack.receiver.requests)
         for child in (stack.proxy, stack.worker):
             child.process.send_signal(signal.SIGTERM)
-            assert child.process.wait(20) == 0
+            assert child.process.wait(PATIENCE) == 0
         trace = [span for span in stack.spans() if span["attributes"].get(names.ID) == id]
         assert {names.GENERATION, names.VERDICT, names.WEBHOOK} <= {span["name"] for span in trace}
         check([span for span in stack.spans() if span["trace"] == trace[0]["trace"]])

@@ -85,7 +85,7 @@ def workers(folder: Path, rules: Settings, count: int, port: int) -> Iterator[su
 def scraped(port: int) -> dict[str, float]:
     """Sums over all series of each counter."""
     headers = {"authorization": f"Bearer {TOKEN}"}
-    page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=10, trust_env=False).text
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=PATIENCE, trust_env=False).text
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:

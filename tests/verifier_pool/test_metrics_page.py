@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.demo.processes import free_ports
 from policies.errors import SettingsError
 from policies.settings import MetricsSettings, Settings
+from tests.support.waiting import PATIENCE
 from verifier_pool import metrics_page
 from verifier_pool.link.exposition import CONTENT_TYPE
 from verifier_pool.link.meters import Meters
@@ -43,7 +44,7 @@ def page(settings: MetricsSettings | None = None) -> Iterator[tuple[Page, Meters
 
 
 def get(page: Page, path: str = "/metrics", **headers: str) -> httpx.Response:
-    return httpx.get(f"http://127.0.0.1:{page.port}{path}", headers=headers, timeout=10, trust_env=False)
+    return httpx.get(f"http://127.0.0.1:{page.port}{path}", headers=headers, timeout=PATIENCE, trust_env=False)
 
 
 def test_whoever_has_the_token_reads_it() -> None:

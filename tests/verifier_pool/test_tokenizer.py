@@ -71,9 +71,8 @@ def test_long_honest_answers_after_long_prompts_are_decided(make: Any, text: str
     assert steps(spelling, ids, context, skip=True) == every_id(spelling, ids, context, skip=True)
 
 
-@pytest.mark.parametrize("make", [byte_level, space_marked])
+@pytest.mark.parametrize(("make", "reasoning"), [(byte_level, ""), (space_marked, "r")])
 @pytest.mark.parametrize("kind", ["skipped", "unknown", "half", "halves that end", "four to a character"])
-@pytest.mark.parametrize("reasoning", ["", "r"])
 def test_no_ids_take_more_than_linear_time(make: Any, kind: str, reasoning: str) -> None:
     spelling = make()
     half = byte(spelling, 0xF0)

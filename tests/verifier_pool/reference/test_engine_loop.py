@@ -59,7 +59,7 @@ def test_after_the_end() -> None:
     thread = LoopThread("t")
     thread.close()
     with pytest.raises(ReplayError, match="engine_failed"):
-        thread.submit(number()).result(1)
+        thread.submit(number()).result(PATIENCE)
     with pytest.raises(ReplayError, match="engine_failed"):
         thread.run(number())
 

@@ -47,19 +47,20 @@ def test_as_many_as_there_are_connections() -> None:
 
 
 def test_a_slow_one_times_out_alone() -> None:
-    fake = FakeVllm()
+    fake, over = FakeVllm(), threading.Event()
 
     def slow(body: dict[str, Any]) -> Reply:
         if body["prompt"][0] == 9:
-            time.sleep(1.5)
+            over.wait(PATIENCE)
         return fake.prompt_logprobs(body)
 
     fake.completion = slow
-    with serving(fake, timeout=0.6) as reference:
+    with serving(fake, timeout=2) as reference:
         futures = [reference.submit(request((first, 5))) for first in (1, 9, 2)]
         assert [future.exception(PATIENCE) is None for future in futures] == [True, False, True]
         with pytest.raises(ReplayError, match="timeout"):
             futures[1].result()
+        over.set()
 
 
 def test_waiting_for_a_connection_is_no_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +98,9 @@ def test_close_fails_what_is_in_flight() -> None:
         reference.close()
         for future in futures:
             with pytest.raises(ReplayError):
-                future.result(5)
+                future.result(PATIENCE)
         with pytest.raises(ReplayError, match="engine_failed"):
-            reference.submit(request()).result(5)
+            reference.submit(request()).result(PATIENCE)
         fake.let_go.set()
 
 
