@@ -22,7 +22,6 @@ from policies.documents import document
 from policies.subscription import Subscription
 from policies.verification import Verification, public
 
-
 _LAST = 2.0**37
 """A Unix second of the year 6325: those that dates can be made of end with the year 9999."""
 
