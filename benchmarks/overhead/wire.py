@@ -117,7 +117,8 @@ def _read(events: list[bytes], arrived: NDArray[np.float64]) -> tuple[str, list[
             content = "".join(map(_content, frame["choices"]))
             if frame.get("usage"):
                 usage = frame["usage"].get("prompt_tokens"), frame["usage"].get("completion_tokens")
-            if content:
+            # A completion's part is a token even where its text is empty, as half a character's is.
+            if content or any("text" in choice for choice in frame["choices"]):
                 words.append(content)
                 times.append(float(time))
     if not events or events[-1] != b"data: [DONE]":

@@ -63,7 +63,10 @@ def step(run: Run, cell: Cell, audit: float) -> Step:
 def row_of_ours(run: Run, row: Row) -> Row:
     """A step's row as one of the witness's."""
     good = [not error for error in row["errors"]]
-    samples = {name: [value for value, well in zip(row[name], good, strict=True) if well] for name in METRICS}
+    samples = {
+        name: [value for value, well in zip(row[name], good, strict=True) if well and value is not None]
+        for name in METRICS
+    }
     return _row(run, row["requests"], samples, "" if all(good) else f"{good.count(False)} requests failed")
 
 

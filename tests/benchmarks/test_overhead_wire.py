@@ -80,3 +80,11 @@ def test_anything_but_a_whole_stream_is_an_error(raw: bytes, reason: str) -> Non
 def test_no_reads_is_an_error() -> None:
     with pytest.raises(ValueError, match="no answer"):
         parse([])
+
+
+def test_a_completion_s_tokens_count_even_without_text_and_usage_is_read() -> None:
+    parts = [f'data: {{"choices":[{{"index":0,"text":"{word}"}}]}}\n\n'.encode() for word in ("a", "", "b")]
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+    response = parse(at_once(stream(*parts, usage, DONE)))
+    assert (response.text, len(response.token_times)) == ("ab", 3)
+    assert (response.prompt, response.billed) == (7, 3)
