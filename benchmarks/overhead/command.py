@@ -86,6 +86,8 @@ def planned_steps(options: argparse.Namespace) -> list[steps.Step]:
     arms = [arm for arm in steps.ARMS if arm in {steps.DIRECT, *options.arms}]
     if any(options.audit) and options.reference == "none":
         raise CountersignError("bench overhead: --audit above 0 needs a --reference that replays")
+    if options.calibrate and options.reference == "none":
+        raise CountersignError("bench overhead: --calibrate needs a --reference that replays")
     return steps.steps(planned_cells(options), arms, options.audit, rounds=options.rounds, seed=options.seed)
 
 
@@ -95,6 +97,8 @@ def dry_run(options: argparse.Namespace, planned: Sequence[steps.Step]) -> Plan:
     todo = steps.left(planned, steps.done(rows))
     kind = "url" if options.url else options.backend
     start = START[kind] * (2 if options.reference == "engine" else 1)
+    if options.calibrate and not (options.output / "profile.json").exists():
+        start += START[kind] + 2 * options.calibrate * (options.first + options.gap * options.mix[0].mean_answer) / 2
     seconds = start + steps.seconds(todo, rows, options.first, options.gap, PAUSE)
     about = config.about(BENCH, options.config)
     lines = [
@@ -150,6 +154,9 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument("--folder", type=Path, help="of the model of --url, for exact lengths and checks of texts")
     asked.add_argument("--runtime", default="", help="its sampling noise, as in countersign.yaml")
     asked.add_argument("--profile", type=Path, help="calibrated nulls, without which nothing passes")
+    asked.add_argument(
+        "--calibrate", type=values.natural, default=0, metavar="N", help="make that profile first, of so many answers"
+    )
     asked.add_argument("--reference", default="none", help="what replays: none, same (the backend), engine, or a URL")
     asked.add_argument("--engine", type=values.arguments, default={}, help="arguments of that engine, as JSON")
     asked.add_argument("--serve", type=values.arguments, default={}, help="more flags of the vLLM server, as JSON")

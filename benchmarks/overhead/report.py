@@ -99,7 +99,11 @@ def _replay(what: dict[str, Any]) -> str:
             "and `selection` only."
         )
     where = {"engine": "an engine of the pool's own", "same": "the backend itself, which is honest here"}
-    profile = f"The profile is {what['profile']}." if what["profile"] else "Without a profile no audited answer passes."
+    profile = "Without a profile no audited answer passes."
+    if what["profile"]:
+        profile = f"The profile is {what['profile']}."
+    elif what.get("calibrate"):
+        profile = f"The profile was made just before, of {what['calibrate']} answers per load of the same backend."
     return (
         f"Replays are done by {where.get(what['reference'], 'a server of its own')}, on this machine and beside the "
         f"backend, which they slow down: that is in the figures. {profile}"

@@ -27,7 +27,7 @@ from benchmarks.overhead.steps import BYTES, Step
 from benchmarks.overhead.upstream import precise_loop
 from policies.errors import CountersignError
 
-KEPT = ("reference", "endpoint", "temperature", "full", "workers", "seed", "first", "gap")
+KEPT = ("reference", "endpoint", "temperature", "full", "calibrate", "workers", "seed", "first", "gap")
 """Options that must be the same in all runs of a folder."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +38,8 @@ ENGINE_SECONDS = 540.0
 RELOAD_SECONDS = 20.0
 MODEL = "bench"
 """Name of the backend in the settings."""
+PROFILE = "profile.json"
+"""What --calibrate makes, in the output folder."""
 ROLES = ("proxy", "plain", "verify", "replay", "engine", "store")
 """Of processes whose CPU is told apart: the proxy; the one that verifies nothing; CPU workers; the replay process; its
 engine's own processes; Valkey."""
@@ -170,6 +173,8 @@ class Stack:
         ports = free_ports(4)
         self._proxy_port, plain_port, counted_port, self._metrics_port = ports
         self.urls |= {"proxy": f"http://127.0.0.1:{self._proxy_port}", COUNTED: f"http://127.0.0.1:{counted_port}"}
+        if self._options.calibrate and self._options.profile is None:
+            self._options.profile = self._calibrated()
         self._write(max(self._options.audit))
         if self.replays:
             self._start_worker("replay", "--only", "replay", config="replay")
@@ -180,6 +185,28 @@ class Stack:
             self._save("plain", self._plain(plain_port))
             self._start_proxy(PLAIN, self.urls[PLAIN])
         self._wait_for_workers()
+
+    def _calibrated(self) -> Path:
+        """A profile of this very backend and reference, made unless an earlier run of the folder left it.
+
+        Raises CountersignError when it cannot be made.
+        """
+        profile: Path = self._options.output / PROFILE
+        if profile.exists():
+            return profile
+        tree = settings(self._options, self.backend, self.urls, self._redis_url, self._proxy_port, 0.0)
+        tree["backends"] = [tree["backends"][0] | {"trusted": True}]
+        self._save("calibrate", tree)
+        words = calibration(self._options, self._path("calibrate"), profile)
+        child = self._children.start("calibrate", [*COUNTERSIGN, *words])
+        try:
+            code = child.wait(ENGINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = -1
+        self._children.kill("calibrate")
+        if code:
+            raise CountersignError(f"calibrate did not end well\n{self._children.tail('calibrate')}")
+        return profile
 
     def _start_proxy(self, name: str, url: str) -> None:
         config = "countersign" if name == "proxy" else name
@@ -217,6 +244,22 @@ class Stack:
         """Of a proxy that relays as it comes: what it passes on is not verified, and nothing is asked for that."""
         tree = settings(self._options, self.backend, self.urls, f"{self._redis_url}?db=1", port, 0.0)
         return tree | {"relay": {"passthrough": [PATHS[self._options.endpoint]]}}
+
+
+def calibration(options: Namespace, config: Path, profile: Path) -> list[str]:
+    """The command line that measures what is then judged: this temperature, these lengths and forms, and no more."""
+    lengths = sorted({lengths.answer for mix in options.mix for _, lengths in mix.parts})
+    words = {
+        "--config": str(config),
+        "--backend": MODEL,
+        "--requests": str(options.calibrate),
+        "--temperatures": f"{options.temperature:g}",
+        "--lengths": ",".join(map(str, lengths)),
+        "--forms": "full" if options.full == 1 else "full,ids",
+        "--replays": "1",
+        "--output": str(profile.absolute()),
+    }
+    return ["calibrate", *(part for pair in words.items() for part in pair)]
 
 
 def settings(

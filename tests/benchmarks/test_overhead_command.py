@@ -10,12 +10,13 @@ import pytest
 
 import countersign
 from benchmarks import command as bench
+from benchmarks.calibration import arguments
 from benchmarks.harness import config
 from benchmarks.overhead import command, steps
 from benchmarks.overhead.backend import Backend, chosen
 from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.run import _shown
-from benchmarks.overhead.stack import Stack, settings
+from benchmarks.overhead.stack import Stack, calibration, settings
 from policies.errors import CountersignError
 from policies.settings import parse_settings
 
@@ -52,10 +53,10 @@ def test_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no benchmark 'speed'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--arms", "direct"], ["--closed", "many"], ["--audit", "2"]])
-def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--arms", "direct"], ["--closed", "many"], ["--audit", "2"]])
+def test_wrong_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        command.main(arguments)
+        command.main(words)
     assert stopped.value.code == 2
 
 
@@ -93,6 +94,15 @@ def test_the_settings_of_every_arm_can_be_used(tmp_path: Path) -> None:
     assert [backend.drained for backend in found.backends] == [False, True]
     assert found.models["m"].reference is not None
     assert found.models["m"].reference.url == "http://r:1"
+
+
+def test_a_profile_is_made_of_what_is_then_judged(tmp_path: Path) -> None:
+    given = ["--mix", "64/32+64/48", "--temperature", "0.8", "--reference", "same", "--calibrate", "16", "--full", "1"]
+    words = calibration(read("--closed", "1", *given), tmp_path / "c.yaml", tmp_path / "p.json")
+    found = arguments.parser("").parse_args(words[1:])
+    assert (found.requests, found.temperatures, found.lengths, found.forms) == (16, (0.8,), (32, 48), ("full",))
+    with pytest.raises(CountersignError, match="--calibrate needs"):
+        command.planned_steps(read("--closed", "1", "--calibrate", "16"))
 
 
 def test_no_address_and_no_folder_goes_into_the_metadata(tmp_path: Path) -> None:
