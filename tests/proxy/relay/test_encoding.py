@@ -20,7 +20,10 @@ CODINGS: list[tuple[bytes, Callable[[bytes], bytes]]] = [
     (b"gzip", gzip.compress),
     (b"deflate", zlib.compress),
     (b"zstd", zstandard.compress),
+    (b"identity, GZIP", gzip.compress),
+    (b"deflate", lambda data: zlib.compress(data, wbits=-zlib.MAX_WBITS)),
 ]
+MEMBERS = [CODINGS[2], CODINGS[4]]
 
 
 def _decode_all(decoder: Decoder, data: bytes) -> bytes:
@@ -68,3 +71,25 @@ def test_bomb(coding: bytes, compress: Callable[[bytes], bytes]) -> None:
 def test_unknown() -> None:
     with pytest.raises(UpstreamFailed):
         decoder_for(b"br")
+
+
+@pytest.mark.parametrize(("coding", "compress"), MEMBERS)
+@given(parts=st.lists(st.binary(max_size=300), min_size=1, max_size=20), size=st.integers(1, 5000), junk=st.booleans())
+def test_streams_one_after_the_other_are_one(
+    coding: bytes, compress: Callable[[bytes], bytes], parts: list[bytes], size: int, junk: bool
+) -> None:
+    """What is none of them, behind the last, is dropped."""
+    packed = b"".join(map(compress, parts)) + (b"\0 and more" if junk else b"")
+    decoder = decoder_for(coding)
+    out = b"".join(piece for at in range(0, len(packed), size) for piece in decoder.decode(packed[at : at + size]))
+    decoder.flush()
+    assert out == b"".join(parts)
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS[2:])
+def test_what_follows_without_end_is_not_kept(coding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    decoder = decoder_for(coding)
+    assert b"".join(decoder.decode(compress(b"x") + bytes(1000))) == b"x"
+    assert all(list(decoder.decode(bytes(1000))) == [] for _ in range(60))
+    with pytest.raises(UpstreamFailed):
+        list(decoder.decode(bytes(10_000)))
