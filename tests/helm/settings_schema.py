@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from policies.settings import Settings
+from tests.helm.forms import NETWORK
 
 OWNED_BY_CHART = frozenset({"host", "port", "redis_url", "embedded_dir"})
 IN_SECTIONS_OWNED_BY_CHART = {"AdminSettings": ("host", "port", "keys"), "MetricsSettings": ("host", "port")}
@@ -51,6 +52,7 @@ def settings() -> tuple[Schema, Schema]:
         _drop_prose(schema)
         _refuse_passwords(schema)
         _bound(schema)
+    definitions["DeliverySettings"]["properties"]["networks"]["items"]["pattern"] = NETWORK
     for section, rules in _TOGETHER.items():
         definitions[section]["allOf"] = rules
     return tree, {name: value for name, value in definitions.items() if f"/{name}" in json.dumps([tree, definitions])}

@@ -60,6 +60,7 @@ WRONG: list[tuple[Values, str]] = [
     ({"settings": {"models": {"m": {"second_reference": {"kind": "vllm_http", "url": "http://h"}}}}}, "second_profile"),
     ({"settings": {"models": {"m": {"second_profile": "/etc/countersign/b.json"}}}}, "second_reference"),
     ({"settings": {"telemetry": {"traces": "file"}}}, "file"),
+    ({"settings": {"deliveries": {"networks": ["intranet"]}}}, "/settings/deliveries/networks/0"),
     ({"settings": {"bounds": {"request_bytes": 1e300}}}, "/settings/bounds/request_bytes"),
     # Neither secrets nor what the chart sets belong in a ConfigMap.
     ({"settings": {"backends": [SERVER | {"api_key": "k"}]}}, "api_key"),
@@ -198,6 +199,7 @@ def test_no_rule_about_settings_is_the_charts_alone(values: Values) -> None:
     "settings",
     [
         {"breaker": {"open_seconds": 60, "longest": 60}},
+        {"deliveries": {"networks": ["10.20.0.0/16", "10.0.0.5", "fd00::/8", "::1"]}},
         {"verification": {"evidence_ttl": 901, "verdict_ttl": 901}},
         {"verification": {"replay_wait": 3599, "evidence_ttl": 3600, "verdict_ttl": 3600}},
         {"models": {"m": {"second_reference": None, "second_profile": None, "reference": None}}},
