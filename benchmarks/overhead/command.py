@@ -93,12 +93,13 @@ def planned_steps(options: argparse.Namespace) -> list[steps.Step]:
 
 def dry_run(options: argparse.Namespace, planned: Sequence[steps.Step]) -> Plan:
     """What would be run."""
-    rows = read_rows(options.output) if (options.output / ROWS).exists() else []
+    rows = read_rows(options.output) if options.resume and (options.output / ROWS).exists() else []
     todo = steps.left(planned, steps.done(rows))
     kind = "url" if options.url else options.backend
-    start = START[kind] * (2 if options.reference == "engine" else 1)
+    each = options.startup or START[kind]
+    start = each * (2 if options.reference == "engine" else 1)
     if options.calibrate and not (options.output / "profile.json").exists():
-        start += START[kind] + 2 * options.calibrate * (options.first + options.gap * options.mix[0].mean_answer) / 2
+        start += each + 2 * options.calibrate * (options.first + options.gap * options.mix[0].mean_answer) / 2
     seconds = start + steps.seconds(todo, rows, options.first, options.gap, PAUSE)
     about = config.about(BENCH, options.config)
     lines = [
@@ -184,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--witness-arms", nargs="+", choices=steps.ARMS, default=[steps.DIRECT, steps.ASYNC])
     how.add_argument("--first", type=values.duration, default=0.02, help="seconds to a first token: the script's")
     how.add_argument("--gap", type=values.duration, default=0.01, help="and between others; else an estimate")
+    how.add_argument("--startup", type=values.seconds, default=0.0, help="seconds that an engine takes to start")
     how.add_argument("--seed", type=values.natural, default=1, help="of order, prompts, lengths and arrivals")
     how.add_argument("--timeout", type=values.duration, default=120.0, help="seconds that a request may take")
     how.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the rows")
