@@ -30,7 +30,7 @@ class Valkey:
 
     def client(self) -> redis.Redis:
         """A client; close it."""
-        return redis.Redis(port=self.port)
+        return redis.Redis(port=self.port, socket_timeout=PATIENCE)
 
     def start(self) -> None:
         """Start, empty, and wait until it answers."""

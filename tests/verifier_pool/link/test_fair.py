@@ -314,11 +314,12 @@ def test_a_take_does_not_get_slower_with_the_queue(redis: Redis) -> None:
         return spent() - before
 
     def fill(start: int, stop: int) -> None:
-        with redis.pipeline() as pipeline:
-            for number in range(start, stop):
-                given = fair.options(name(number), RULES, inline=False, tenant=f"t{number % 50}", tokens=9, size=0)
-                queue.enqueue(VERIFY_JOB, name(number), pipeline=pipeline, **given)
-            pipeline.execute()
+        for first in range(start, stop, 500):
+            with redis.pipeline() as pipeline:
+                for number in range(first, first + 500):
+                    given = fair.options(name(number), RULES, inline=False, tenant=f"t{number % 50}", tokens=9, size=0)
+                    queue.enqueue(VERIFY_JOB, name(number), pipeline=pipeline, **given)
+                pipeline.execute()
 
     fill(0, 1000)
     few = min(seconds() for _ in range(4))
