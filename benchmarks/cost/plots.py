@@ -12,12 +12,10 @@ from benchmarks.cost import summary
 from benchmarks.cost.plan import ARMS, DICTS, FLAT, IDS, WORKER
 from benchmarks.cost.pool import QUEUEING
 from benchmarks.cost.summary import Grid, lengths_of, ratio
+from benchmarks.harness import figures
 from benchmarks.harness.rows import Row
-from policies.errors import CountersignError
 
 HEAT, CURVES, DELAYS = "ratio_heatmap", "cost_curves", "queue_delay"
-_FORMATS = ("png", "svg")
-_METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}}
 
 
 def draw(folder: Path, cells: Grid, pool: Sequence[Row]) -> list[str]:
@@ -26,31 +24,19 @@ def draw(folder: Path, cells: Grid, pool: Sequence[Row]) -> list[str]:
     Raises:
         CountersignError: matplotlib is missing.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CountersignError(
-            "the plots need matplotlib: install this project with its extra `bench`, or give --no-plots"
-        ) from error
-    # The same numbers give the same bytes.
-    matplotlib.rcParams["svg.hashsalt"] = "countersign"
-    figures: dict[str, Any] = {HEAT: _heat(Figure, cells), CURVES: _curves(Figure, cells)}
+    drawn = {HEAT: _heat(cells), CURVES: _curves(cells)}
     if queueing := [row for row in pool if row["phase"] == QUEUEING and row["latency_s"]]:
-        figures[DELAYS] = _delays(Figure, queueing)
-    for name, figure in figures.items():
-        for kind in _FORMATS:
-            figure.savefig(folder / f"{name}.{kind}", dpi=110, metadata=_METADATA[kind], bbox_inches="tight")
-    return list(figures)
+        drawn[DELAYS] = _delays(queueing)
+    return [figures.save(folder, name, figure) for name, figure in drawn.items()]
 
 
-def _heat(figure_of: Any, cells: Grid) -> Any:
+def _heat(cells: Grid) -> Any:
     grids = {f"ours, {arm}": {cell: ratio(cells, cell, arm) for cell in cells} for arm in (IDS, FLAT, DICTS)}
     for name, lines in summary.published().items():
         grids[f"LMCV (dicts): {name}"] = {
             (int(line["input_len"]), int(line["output_len"])): line["worker_over_verifier_median"] for line in lines
         }
-    figure = figure_of(figsize=(17, 8.5))
+    figure = figures.new(17, 8.5)
     for place, (name, values) in enumerate(grids.items(), 1):
         inputs, outputs = lengths_of(values)
         axes = figure.add_subplot(2, 3, place)
@@ -66,12 +52,11 @@ def _heat(figure_of: Any, cells: Grid) -> Any:
             dark = np.log10(value) < 1.3
             text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
             axes.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=8)
-    figure.tight_layout()
     return figure
 
 
-def _curves(figure_of: Any, cells: Grid) -> Any:
-    figure = figure_of(figsize=(14, 5.5))
+def _curves(cells: Grid) -> Any:
+    figure = figures.new(14, 5.5)
     times, ratios = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     for arm in ARMS:
         points = sorted(
@@ -101,12 +86,11 @@ def _curves(figure_of: Any, cells: Grid) -> Any:
     ratios.set(xscale="log", yscale="log", xlabel="output tokens", ylabel="worker ÷ verifier")
     ratios.set_title("dashed: LMCV 8B on RTX 4090, dotted: 32B on H100 NVL", fontsize=10)
     ratios.legend(fontsize=8)
-    figure.tight_layout()
     return figure
 
 
-def _delays(figure_of: Any, rows: Sequence[Row]) -> Any:
-    figure = figure_of(figsize=(7, 4.5))
+def _delays(rows: Sequence[Row]) -> Any:
+    figure = figures.new(7, 4.5)
     axes = figure.add_subplot(1, 1, 1)
     for load in dict.fromkeys(row["load"] for row in rows):
         own = sorted((row for row in rows if row["load"] == load), key=lambda row: row["level"])
@@ -116,5 +100,4 @@ def _delays(figure_of: Any, rows: Sequence[Row]) -> Any:
             axes.plot(levels, delays, style, marker="o", markersize=3, label=f"{load}, {quantile}")
     axes.set(xlabel="load, % of measured capacity", ylabel="seconds to the verdict", yscale="log")
     axes.legend(fontsize=8)
-    figure.tight_layout()
     return figure

@@ -25,7 +25,8 @@ from benchmarks.children import Children, counted
 from benchmarks.demo.processes import free_ports
 from benchmarks.harness.usage import descendants, family, memory_bytes, tree_seconds
 from benchmarks.overhead.asking import COUNTED, PATHS
-from benchmarks.overhead.backend import SCRIPTED, Backend, environment, key
+from benchmarks.overhead.backend import SCRIPTED, Backend, environment
+from benchmarks.overhead.layout import calibration, settings
 from benchmarks.overhead.steps import DIRECT, PLAIN
 from policies.errors import CountersignError
 from proxy.embedded import EmbeddedValkey
@@ -36,8 +37,6 @@ START_SECONDS = 60.0
 ENGINE_SECONDS = 540.0
 """What a server or a reference gets to load."""
 RELOAD_SECONDS = 20.0
-MODEL = "bench"
-"""Name of the backend in the settings."""
 PROFILE = "profile.json"
 """What --calibrate makes, in the output folder."""
 ROLES = ("proxy", "plain", "verify", "replay", "engine", "store")
@@ -244,63 +243,6 @@ class Stack:
         """Of a proxy that relays as it comes: what it passes on is not verified, and nothing is asked for that."""
         tree = settings(self._options, self.backend, self.urls, f"{self._redis_url}?db=1", port, 0.0)
         return tree | {"relay": {"passthrough": [PATHS[self._options.endpoint]]}}
-
-
-def calibration(options: Namespace, config: Path, profile: Path) -> list[str]:
-    """The command line that measures what is then judged: this temperature, these lengths and forms, and no more."""
-    lengths = sorted({lengths.answer for mix in options.mix for _, lengths in mix.parts})
-    words = {
-        "--config": str(config),
-        "--backend": MODEL,
-        "--requests": str(options.calibrate),
-        "--temperatures": f"{options.temperature:g}",
-        "--lengths": ",".join(map(str, lengths)),
-        "--forms": "full" if options.full == 1 else "full,ids",
-        "--replays": "1",
-        "--output": str(profile.absolute()),
-    }
-    return ["calibrate", *(part for pair in words.items() for part in pair)]
-
-
-def settings(
-    options: Namespace, backend: Backend, urls: Mapping[str, str], redis_url: str, port: int, rate: float
-) -> dict[str, Any]:
-    """`countersign.yaml` of the proxy and the workers."""
-    model: dict[str, Any] = dict(backend.declared)
-    if options.reference != "none":
-        model["reference"] = _reference(options, backend)
-    if options.profile is not None:
-        model["profile"] = str(options.profile.absolute())
-    declared: dict[str, Any] = {"model": backend.model, "runtime": backend.runtime, "precision": "bf16"}
-    if key():
-        declared["api_key"] = key()
-    return {
-        "host": "127.0.0.1",
-        "port": port,
-        "redis_url": redis_url,
-        "models": {backend.model: model},
-        "backends": [
-            {"name": MODEL, "url": urls[DIRECT], **declared},
-            # Only requests that name it go there.
-            {"name": COUNTED, "url": urls[COUNTED], **declared, "drained": True},
-        ],
-        "audit": {"rate": rate, "full": options.full},
-        "health": {"interval": 0},
-        # Nothing is shed, so that what is served is what is verified.
-        "verification": {"max_backlog": 10**6, "max_backlog_bytes": 2**34},
-    }
-
-
-def _reference(options: Namespace, backend: Backend) -> dict[str, Any]:
-    if options.reference == "engine":
-        if backend.folder is None:
-            raise CountersignError("bench overhead: --reference engine needs the model's folder: --folder")
-        engine = dict(options.engine)
-        if backend.dummy:
-            engine["load_format"] = "dummy"
-        return {"kind": "vllm_engine", "path": str(backend.folder), "engine": engine, "timeout": 600}
-    url = backend.url if options.reference == "same" else options.reference
-    return {"kind": "vllm_http", "url": url.rstrip("/").removesuffix("/v1"), "served_model": backend.model}
 
 
 def _word(verification: dict[str, Any]) -> str:

@@ -14,9 +14,10 @@ from benchmarks.calibration import arguments
 from benchmarks.harness import config
 from benchmarks.overhead import command, steps
 from benchmarks.overhead.backend import Backend, chosen
+from benchmarks.overhead.layout import calibration, settings
 from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.run import _shown
-from benchmarks.overhead.stack import Stack, calibration, settings
+from benchmarks.overhead.stack import Stack
 from policies.errors import CountersignError
 from policies.settings import parse_settings
 
