@@ -54,11 +54,12 @@ def _added(rows: Sequence[Row], arm: str, metric: str, name: str) -> list[str]:
 
 
 def _by_round(rows: Sequence[Row], arm: str, metric: str, tool: str) -> dict[int, float]:
-    return {
-        row["round"]: float(np.median(row[metric]))
-        for row in rows
-        if (row["arm"], row["tool"]) == (arm, tool) and row[metric]
-    }
+    found = {}
+    for row in rows:
+        values = [value for value in row[metric] if value is not None]
+        if (row["arm"], row["tool"]) == (arm, tool) and values:
+            found[row["round"]] = float(np.median(values))
+    return found
 
 
 def _line(arm: str, name: str, ours: Figure, theirs: Figure) -> list[str]:
