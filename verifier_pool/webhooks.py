@@ -186,7 +186,7 @@ def _try(context: Context, endpoint: Endpoint, found: Delivery, *, failures: int
         return "delivered"
     retries = retries_of(settings, endpoint.id)
     why = str(outcome.status or outcome.error)
-    logger.warning("delivery %s, try %d: %s", found.id, found.tries + 1, why, extra={"id": found.event})
+    logger.warning("delivery of %s, try %d: %s", found.id, found.tries + 1, why, extra={"id": found.event})
     draw = random.random()
     noted["paused"] = now + pause(retries, failures, outcome, draw)
     gone = outcome.status == 410

@@ -1,6 +1,6 @@
 """What it costs to encrypt evidence: processor time per value, by its size.
 
-    python -m benchmarks.overhead.sealing
+python -m benchmarks.overhead.sealing
 """
 
 from __future__ import annotations
