@@ -274,7 +274,7 @@ def test_no_canary_is_found(stack: tuple[Stack, Backend, int], canaries: Canarie
     assert {"well", "stream", "garbage", "silent", "left"} <= set(backend.asked)
     assert any(canaries["answer"] in request for request in [json.dumps(backend._message(), ensure_ascii=False)])
     assert made.logs.count('"message": "served"') >= 20
-    assert {"httpx", "httpcore.http11", "rq.worker", "asyncio", "py.warnings"} <= _loggers(made)
+    assert {"httpx", "httpcore.http11", "asyncio", "py.warnings"} <= _loggers(made)
     assert spans.count(b"\n") > 100
     assert all(page.count(b"\n") > 20 for page in pages)
     # And nobody heard.
