@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import io
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import msgspec
@@ -117,7 +118,7 @@ def test_the_webhook_is_shown_tried_and_resumed(open_house: Callable[..., House]
     assert (tried.status_code, tried.json()["status"]) == (202, "waiting")
     assert house.redis.zrange(deliveries.UNQUEUED, 0, -1) == [tried.json()["delivery"].encode()]
     assert house.admin.post("/admin/webhooks/resume").status_code == 409
-    off = {"disabled": "gone", "disabled_url": HOOK["url"]}
+    off: dict[Any, Any] = {"disabled": "gone", "disabled_url": HOOK["url"]}
     house.redis.hset(deliveries.state_key("settings"), mapping=off)
     assert house.get("/admin/webhooks")["data"][0]["disabled"]
     assert house.admin.post("/admin/webhooks/test").status_code == 409
