@@ -1,8 +1,8 @@
 """`countersign queue`: what waits for the workers, and the jobs that failed for good.
 
     list                what waits in every queue, by lane, in flight and for a later try, how long, and who takes it;
-                        what waits for its verdict, by backend; how references did at replays with a known answer, and how
-                        often they were started again; the dead letters, and nothing of a prompt or an answer
+                        what waits for its verdict, by backend; how references did at replays with a known answer, and
+                        how often they were started again; the dead letters, and nothing of a prompt or an answer
     requeue ID… | --all  queue dead letters anew. A verdict is written once: what is decided stays so and is not queued
                         again. That leaves webhooks, and what lost its worker before it could say so
     drop ID… | --all     delete dead letters; what is undecided then ends unverified, or is judged without its replay
