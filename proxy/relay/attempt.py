@@ -114,7 +114,10 @@ class Attempt:
                         if not last and route.another and not self.reply.down.status and self._clock.left > 0:
                             raise AskAnother("another backend may answer") from error
                         raise
-        raise failure or BackendUnavailable("no backend of this model can take the request now; try again soon")
+        try:
+            raise failure or BackendUnavailable("no backend of this model can take the request now; try again soon")
+        finally:
+            del failure
 
     async def _take(self, route: Route) -> Turn | None:
         """See Route.take. What it takes to wait for a place is not our time."""

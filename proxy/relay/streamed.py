@@ -57,7 +57,10 @@ async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content
     body, error = await answer.gather(response, tap)
     if error is not None:
         answer.record.evidence()
-        raise error
+        try:
+            raise error
+        finally:
+            del error
     if not answer.down.status and (tap.refusal is not None or tap.fault is not None):
         await _refuse(answer, response, tap, None, last=last)
         return
@@ -79,7 +82,10 @@ async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: A
     """A stream that was over before it said anything: nothing was sent, so the error can have its own status."""
     if tap.refusal is None:
         answer.record.evidence()
-        raise error or UpstreamFailed("there is no answer of the backend's to pass on", code=tap.fault)
+        try:
+            raise error or UpstreamFailed("there is no answer of the backend's to pass on", code=tap.fault)
+        finally:
+            del error
     status = status_of(tap.refusal)
     if not last and retryable(status):
         raise Declined(f"the backend's stream began with an error {status}", status)

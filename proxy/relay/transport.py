@@ -139,6 +139,9 @@ class AiohttpTransport:
             return await self._send(self._pooled, request, going)
         except _Stale:
             return await self._send(self._fresh, request, going)
+        finally:
+            # Whatever was made meanwhile, as timers are, knows this context for as long as it lives.
+            going.ready = going.went = None
 
     async def close(self) -> None:
         """See Transport."""
@@ -167,10 +170,10 @@ class AiohttpTransport:
             raise BackendUnavailable("the backend cannot be reached in time") from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if going.reused and not _answered(error):
-                raise _Stale from error
-            raise UpstreamFailed("the backend closed the connection before it answered") from error
+                raise _Stale from _bare(error)
+            raise UpstreamFailed("the backend closed the connection before it answered") from _bare(error)
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
-            raise UpstreamFailed("the backend's answer is not HTTP") from error
+            raise UpstreamFailed("the backend's answer is not HTTP") from _bare(error)
 
 
 class _Going:
@@ -305,6 +308,15 @@ async def _post(session: aiohttp.ClientSession, request: UpstreamRequest) -> aio
 @lru_cache(maxsize=1024)
 def _parsed(url: str) -> URL:
     return URL(url, encoded=True)
+
+
+def _bare(error: BaseException) -> BaseException:
+    """The same without where it was raised: its connection keeps it, and it the request and all who wait for it."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def _answered(error: Exception) -> bool:

@@ -29,7 +29,11 @@ async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
         await answer.show(body)
     answer.record.evidence()
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            # What was raised knows this frame: it, and the answer in it, would stay until garbage is collected.
+            del failure
     answer.over()
     headers = answer.their_headers(response)
     if answer.generation.mode == "inline" and answer.generation.verifiable:
@@ -51,7 +55,10 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
             # What the client does not get, over a bound or broken off, refuses nothing.
             answer.record.refusal = NO_ANSWER
         answer.record.evidence()
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure
     body = await shaped(answer, response.status, body)
     await answer.show(body)
     answer.record.evidence()
