@@ -116,7 +116,13 @@ class Record:
             return
         self._settled = True
         meta = self._meta()
-        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), tap.held)
+        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), tap.held + self._bodies)
+
+    @property
+    def _bodies(self) -> int:
+        """Bytes of the request, as it came and as it went up, which the evidence keeps both."""
+        sent = b"" if self._prepared is None else self._prepared.body
+        return len(self._asked) + (len(sent) if sent is not self._asked else 0)
 
     def unchecked(self, reason: str) -> None:
         """There is nothing to check, and why."""

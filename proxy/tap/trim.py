@@ -1,4 +1,5 @@
-"""Evidence of one response within a bound, by leaving out what is largest: expert ids first, then claims."""
+"""Evidence of one response within a bound, by leaving out what is largest: expert ids first, then claims, and last the
+request as it came, which no check reads."""
 
 from __future__ import annotations
 
@@ -10,24 +11,26 @@ import numpy as np
 from policies.evidence import Evidence
 
 TRIMMED = "evidence_too_large"
-"""The fault of evidence that something was left out of here. An honest answer to a huge request can be that large."""
+"""The fault of evidence that lacks something that checks read. An honest answer to a huge request can be so large."""
 
 
 def trimmed(choices: Sequence[Evidence], most: int) -> list[Evidence]:
-    """The same choices in at most `most` bytes before compression, where leaving out arrays can achieve that."""
+    """The same choices in at most `most` bytes before compression, where leaving that out can achieve it."""
     found = list(choices)
     if _size(found) > most:
         found = [_without_experts(one) for one in found]
     if _size(found) > most:
         found = [_without_claim(one) for one in found]
+    if _size(found) > most:
+        found = [replace(one, asked=b"") for one in found]
     return found
 
 
 def _size(choices: Sequence[Evidence]) -> int:
-    """Bytes of everything that can be large; a prompt and a request that choices share count once, as when packed."""
+    """Bytes of everything that can be large; prompts and requests that choices share count once, as when packed."""
     shared = {id(one.prompt_ids): one.prompt_ids.nbytes for one in choices}
-    requests = {id(one.request): len(one.request) for one in choices}
-    return sum(shared.values()) + sum(requests.values()) + sum(map(_own, choices))
+    shared |= {id(body): len(body) for one in choices for body in (one.request, one.asked)}
+    return sum(shared.values()) + sum(map(_own, choices))
 
 
 def _own(one: Evidence) -> int:

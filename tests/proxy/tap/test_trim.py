@@ -59,6 +59,20 @@ def test_expert_ids_go_first() -> None:
     codec.unpack(codec.pack([one]))
 
 
+def test_the_request_as_it_came_counts_and_goes_last() -> None:
+    asked = np.random.default_rng(2).bytes(1 << 20)
+    most = len(asked) + CLAIM + EXPERTS + 1024
+    whole = [_choice(index, request=b"{}", asked=asked) for index in range(2)]
+    kept = trimmed(whole, most)
+    assert len(codec.pack(kept)) <= most + 2 * 1024
+    assert all(one.asked is asked and one.routed_experts is None for one in kept)
+    # Where it is the very body that went up, it counts once.
+    (one,) = trimmed([_choice(0, request=asked, asked=asked)], most)
+    assert one.routed_experts is not None
+    (one,) = trimmed([_choice(0, request=b"{}", asked=asked)], len(asked) // 2)
+    assert (one.asked, one.request, one.claim_ids.size) == (b"", b"{}", 0)
+
+
 def test_what_fits_stays() -> None:
     whole = [_choice(index) for index in range(3)]
     assert all(one is before for one, before in zip(trimmed(whole, 2**20), whole, strict=True))
