@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import NamedTuple, cast
 
@@ -21,7 +22,7 @@ from policies._storage import keeps
 from policies.case import Shared, pack, sha256
 from policies.checks import VerdictWord
 from policies.documents import document
-from policies.errors import EvidenceError, NoSealingKey, OtherVersion, ReplayError, SealError
+from policies.errors import BundleError, EvidenceError, NoSealingKey, OtherVersion, ReplayError, SealError
 from policies.evidence import Evidence, Replay, ReplayForm
 from policies.judging import Grounds
 from policies.receipt import Facts, facts_of
@@ -168,7 +169,8 @@ class _Response:
         verification = on_grounds(choices, grounds)
         orjson.dumps(verification)
         facts_of(choices, self._intent, b"", declared=declaration_of(choices[0]))
-        pack(choices, grounds, Shared.of(profile, None, ""))
+        with suppress(BundleError):  # a verdict does without
+            pack(choices, grounds, Shared.of(profile, None, ""))
         return of_response(choices, verification, context.secret, operator=False)
 
     def advance(self) -> str:
