@@ -10,10 +10,7 @@ same in other languages' reach: plain Python and curl.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +19,11 @@ from typing import Any
 
 import httpx
 
+from countersign.pins import Pins
 from policies import jws
 from policies.errors import CountersignError, ForkedLog, ReceiptError
 from policies.head import Head, follow, verify_head, verify_inclusion
-from policies.receipt import Receipt, verify_receipt
+from policies.receipt import Receipt, compare_verification, verify_receipt
 from policies.served import compare_served
 from verifier_pool.signature import verify_signature
 
@@ -37,6 +35,7 @@ __all__ = [
     "Pins",
     "Receipt",
     "ReceiptError",
+    "TwoReceipts",
     "WebhookError",
     "compare_served",
     "keys_in",
@@ -49,6 +48,8 @@ LONGEST_WAIT = 120.0
 _PAUSE = 1.0
 _TRIES = 5
 _MOST = 64 * 1024 * 1024
+MOST_LEAVES = 4096
+"""Receipts that a client remembers; beyond them it forgets those that it saw first."""
 keys_in = jws.keys_in
 
 
@@ -61,47 +62,21 @@ class ApiFailed(CountersignError):
         self.code = code
 
 
-class WebhookError(CountersignError):
-    """What came is no webhook of this secret's, is old, or cannot be read."""
+class TwoReceipts(ReceiptError):
+    """One log has two receipts of one response, which no honest operator makes.
 
-
-class Pins:
-    """The last head of the log that was seen, and the keys it was signed with, in a file that only its owner can read.
-
-    Raises:
-        ReceiptError: the file is damaged. To delete it is to trust whatever log is shown next.
+    `leaf` is the hash of the one that was seen before (hex, `Receipt.leaf`), `token` the one that is shown now:
+    together with the token of the first they convict whoever signed both.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.head: Head | None = None
-        self.keys: dict[str, bytes] = {}
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return
-        try:
-            found = json.loads(text)
-            self.keys = jws.keys_in(found["keys"])
-            self.head = None if found["head"] is None else verify_head(found["head"], self.keys)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ReceiptError(f"{path} holds no pins") from error
+    def __init__(self, message: str, leaf: str, token: str) -> None:
+        super().__init__(message)
+        self.leaf = leaf
+        self.token = token
 
-    def pin(self, head: Head | None, keys: jws.Keys) -> None:
-        """Remember these from here on. Raises OSError."""
-        self.head, self.keys = head, dict(keys)
-        said = {"head": None if head is None else head.token, "keys": jws.jwk_set(keys.values())}
-        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}-", dir=self._path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(said, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+
+class WebhookError(CountersignError):
+    """What came is no webhook of this secret's, is old, or cannot be read."""
 
 
 class Client:
@@ -111,7 +86,7 @@ class Client:
         url: of the proxy, without `/v1`.
         keys: that receipts must be signed with, by `kid` (`keys_in` reads a JWK set). Without any they are those that
             the proxy publishes, which is as good as the connection to it.
-        pins: a file that remembers the log from one process to the next.
+        pins: a file that remembers the log, and the receipts that were seen, from one process to the next.
         http: a client to ask with, which stays open.
     """
 
@@ -131,6 +106,7 @@ class Client:
         self._known: dict[str, bytes] = {}
         self._pins = None if pins is None else Pins(pins)
         self._head = self._pins.head if self._pins else None
+        self._leaves = dict(self._pins.leaves) if self._pins else {}
         self._http, self._own = http or httpx.Client(), http is None
         self._timeout = timeout
 
@@ -174,17 +150,19 @@ class Client:
     def receipt(
         self, id: str, *, request: bytes | None = None, served: bytes | None = None, wait: float = LONGEST_WAIT
     ) -> Receipt:
-        """The receipt of a response, once its signature holds, it is about this response, it is shown to be in the log,
-        and the log continues the one that was seen before.
+        """The receipt of a response, once its signature holds, it is about this response and says what its verification
+        does, it is shown to be in the log, the log continues the one that was seen before, and no other receipt of this
+        response was.
 
         Args:
             request: body of the request, as it was sent. served: body of the answer, as it came.
 
         Raises:
-            ReceiptError: something does not hold; ForkedLog where it is the log, with the two heads that prove it.
+            ReceiptError: something does not hold; ForkedLog where it is the log, with the two heads that prove it, and
+                TwoReceipts where there was another one.
             TimeoutError, ApiFailed, httpx.HTTPError: as `verification`.
         """
-        self.verification(id, wait)
+        verification = self.verification(id, wait)
         found = self._proven(id)
         token, log = found.get("receipt"), found.get("log")
         if not isinstance(token, str) or not isinstance(log, dict) or not isinstance(log.get("head"), str):
@@ -192,9 +170,12 @@ class Client:
         receipt = verify_receipt(token, self._keys_for(token, "countersign-receipt"), id=id, request=request)
         if served is not None:
             compare_served(receipt, served)
+        compare_verification(receipt, verification)
         head = verify_head(log["head"], self._keys_for(log["head"], "countersign-head"))
         verify_inclusion(head, receipt.leaf, _index(log.get("index")), _path(log.get("proof")))
         self._follow(head)
+        self._remember(receipt)
+        self._pin()
         return receipt
 
     def watch(self) -> Head | None:
@@ -217,6 +198,7 @@ class Client:
         if not isinstance(token, str):
             raise ReceiptError("the proxy shows no head of the log")
         self._follow(verify_head(token, self._keys_for(token, "countersign-head")))
+        self._pin()
         return self._head
 
     def keys(self) -> dict[str, bytes]:
@@ -247,9 +229,24 @@ class Client:
             first, second = sorted((before.size, head.size))
             path = self._consistency(first, second)
         self._head = follow(before, head, path)
-        if self._pins is not None and (before is None or self._head.token != before.token):
+
+    def _remember(self, receipt: Receipt) -> None:
+        """Hold a receipt that is in the log against the one that was seen of its response."""
+        leaf = receipt.leaf.hex()
+        before = self._leaves.setdefault(receipt.id, leaf)
+        if before != leaf:
+            what = (
+                f"the log has two receipts of {receipt.id}: {before}, and now {leaf} with the verdict {receipt.verdict}"
+            )
+            raise TwoReceipts(what, before, receipt.token)
+        while len(self._leaves) > MOST_LEAVES:
+            del self._leaves[next(iter(self._leaves))]
+
+    def _pin(self) -> None:
+        if self._pins is not None and (self._pins.head, self._pins.leaves) != (self._head, self._leaves):
             keys = self._given if self._given is not None else self._known
-            self._pins.pin(self._head, keys | {key: self._pins.keys[key] for key in self._pins.keys if key not in keys})
+            kept = {key: self._pins.keys[key] for key in self._pins.keys if key not in keys}
+            self._pins.pin(self._head, keys | kept, self._leaves)
 
     def _consistency(self, first: int, second: int) -> list[bytes]:
         try:

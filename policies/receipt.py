@@ -245,6 +245,19 @@ def compare(receipt: Receipt, name: str, data: bytes) -> None:
         raise ReceiptError(f"not what the receipt is about: {name} has another hash")
 
 
+def compare_verification(receipt: Receipt, verification: Mapping[str, Any]) -> None:
+    """Hold a verification, as the API shows it, against the receipt's. Raises ReceiptError."""
+    try:
+        same = canonical(verification) == canonical(receipt.verification)
+    except ValueError:
+        same = False
+    if not same:
+        shown = str(verification.get("verdict"))[:64]
+        raise ReceiptError(
+            f"the receipt is of another verification than is shown: {receipt.verdict!r}, and {shown!r} there"
+        )
+
+
 def leaf_of(token: str) -> bytes:
     """The hash of a receipt in the log, 32 bytes: that of a leaf that holds the token (RFC 6962)."""
     return merkle.leaf(token.encode())

@@ -12,12 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
+from countersign import client as module
 from countersign.client import (
     ApiFailed,
     Client,
     ForkedLog,
     ReceiptError,
+    TwoReceipts,
     WebhookError,
+    verify_receipt,
     verify_webhook,
 )
 from policies import head, jws, receipt
@@ -38,6 +41,7 @@ class Proxy:
         self.published = [self.key]
         self.log = LOG
         self.tokens: dict[str, str] = {}
+        self.verifications: dict[str, dict[str, Any]] = {}
         self.leaves: list[bytes] = []
         self.clock = 1000.0
         self.asked: list[str] = []
@@ -48,11 +52,12 @@ class Proxy:
     def client(self, **more: Any) -> Client:
         return Client("http://proxy/", "sk-key", http=httpx.Client(transport=httpx.MockTransport(self._answer)), **more)
 
-    def add(self, number: int, request: bytes = b"asked", served: bytes = b"served") -> str:
-        """A response with its receipt; returns its id."""
+    def add(self, number: int, request: bytes = b"asked", served: bytes = b"served", reason: str = "x") -> str:
+        """A response with its receipt, in place of one that it had; returns its id."""
         id = f"{number:032x}"
         facts = Facts(request=receipt.digest(request), served=receipt.digest(served))
-        said = receipt.statement(unverified(id, "x", None, 5.0), facts, 6.0)
+        self.verifications[id] = unverified(id, reason, None, 5.0)
+        said = receipt.statement(self.verifications[id], facts, 6.0)
         self.tokens[id] = jws.sign(receipt.encode(said), self.key, receipt.KIND)
         self.leaves.append(receipt.leaf_of(self.tokens[id]))
         return id
@@ -85,7 +90,7 @@ class Proxy:
                 return httpx.Response(200, json={"receipt": self.tokens[id], "log": log})
             case ["verifications", id] if id in self.tokens:
                 self.pending -= 1
-                found = public(unverified(id, "x", None, 5.0))
+                found = public(self.verifications[id])
                 return httpx.Response(200, json=found if self.pending < 0 else found | {"status": "pending"})
         return missing("not_found")
 
@@ -155,6 +160,69 @@ def test_another_receipt_is_refused(proxy: Proxy) -> None:
     proxy.tokens[first] = proxy.tokens[second]
     with pytest.raises(ReceiptError, match="is about"):
         proxy.client().receipt(first)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"verdict": "pass"}, {"reasons": []}, {"backend": "b"}, {"more": 1}, {"created": None}]
+)
+def test_a_verification_that_is_not_the_receipts_is_refused(proxy: Proxy, changed: dict[str, Any]) -> None:
+    id = proxy.add(0)
+    proxy.verifications[id] |= changed
+    with pytest.raises(ReceiptError, match="of another verification"):
+        proxy.client().receipt(id)
+
+
+def test_numbers_beyond_doubles_are_the_receipts(proxy: Proxy) -> None:
+    id = proxy.add(0)
+    large = {"created": 1e300, "decided": -0.0, "tokens": 2**60 + 1}
+    proxy.verifications[id] |= large
+    said = receipt.statement(proxy.verifications[id], Facts(), 6.0)
+    proxy.tokens[id] = jws.sign(receipt.encode(said), proxy.key, receipt.KIND)
+    proxy.leaves[0] = receipt.leaf_of(proxy.tokens[id])
+    assert proxy.client().receipt(id).id == id
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_receipt_of_one_response_convicts(proxy: Proxy, again: bool, tmp_path: Path) -> None:
+    """The log only grows, and each receipt is in it: what gives it away is that there was one."""
+    pins = tmp_path / "pins" if again else None
+    client = proxy.client(pins=pins)
+    for number in range(5):
+        seen = client.receipt(proxy.add(number))
+    proxy.add(4, reason="y")
+    proxy.add(5)
+    for _ in range(2):
+        with pytest.raises(TwoReceipts, match="two receipts of") as caught:
+            (proxy.client(pins=pins) if again else client).receipt(seen.id)
+        assert caught.value.leaf == seen.leaf.hex()
+        second = verify_receipt(caught.value.token, client.keys())
+        assert (second.id, second.verification["reasons"], seen.verification["reasons"]) == (seen.id, ["y"], ["x"])
+    assert client.receipt(f"{3:032x}")
+    assert client.receipt(f"{5:032x}")
+
+
+def test_receipts_that_are_remembered_are_bounded(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "MOST_LEAVES", 2)
+    client = proxy.client(pins=tmp_path / "pins")
+    for number in range(4):
+        client.receipt(proxy.add(number))
+    assert list(json.loads((tmp_path / "pins").read_text())["leaves"]) == [f"{2:032x}", f"{3:032x}"]
+
+
+def test_pins_without_receipts_are_read(proxy: Proxy, tmp_path: Path) -> None:
+    pins = tmp_path / "pins"
+    proxy.client(pins=pins).receipt(proxy.add(0))
+    said = json.loads(pins.read_text())
+    del said["leaves"]
+    pins.write_text(json.dumps(said))
+    assert proxy.client(pins=pins).receipt(f"{0:032x}")
+    wrong: list[Any] = [[1], 5, {"x": "y"}, {"0" * 32: 5}, None]
+    for damaged in wrong:
+        pins.write_text(json.dumps(said | {"leaves": damaged}))
+        with pytest.raises(ReceiptError, match="holds no pins"):
+            proxy.client(pins=pins)
 
 
 def test_a_receipt_that_is_not_in_the_log_is_refused(proxy: Proxy) -> None:
