@@ -90,7 +90,9 @@ class Alike:
         if not (between.endswith(b'"logprobs":') and before_ids.endswith(b'"token_ids":')):
             return None
         around = (b"data: " + data[:at], between, before_ids, data[ids_at + len(ids) :])
-        index = _index.decode(choice["index"]) if "index" in choice else 0
+        index = _place(choice)
+        if index is None:
+            return None
         return cls(endpoint, index, around, (shown[:shown_at], shown[shown_end:]), allowed)
 
     def read(self, event: bytes) -> Said | None:
@@ -128,6 +130,17 @@ def _text(endpoint: Endpoint, choice: Object) -> tuple[bytes | None, frozenset[s
         said = delta.get("content")
         names = frozenset({"index", "delta", "logprobs", "token_ids"})
     return (None if said is None or _STRING.fullmatch(said) is None else bytes(said)), names
+
+
+def _place(choice: Object) -> int | None:
+    """A choice's index, 0 where it has none; None where it is no place of a choice."""
+    if "index" not in choice:
+        return 0
+    try:
+        index = _index.decode(choice["index"])
+    except UNREADABLE:
+        return None
+    return index if index >= 0 else None
 
 
 def _nothing_else(fields: Object, names: frozenset[str]) -> bool:

@@ -35,7 +35,7 @@ class BaseTap(Guarded):
         """See Tap."""
         return False
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """See Tap."""
         self.collector.settle()
 

@@ -73,9 +73,6 @@ class ForeignTap(Guarded):
         self.cut = fault is not None
         return b""
 
-    def settle(self) -> None:
-        """See Tap."""
-
     def used(self) -> tuple[int | None, int | None]:
         """See Tap: nobody said."""
         return None, None

@@ -12,7 +12,8 @@ UNREADABLE_FAULT = "unreadable"
 
 
 class Guarded(ABC):
-    """Feeds and closes a tap, which does the work in `_feed` and `_close`. Where that raises, the tap has given up."""
+    """Feeds, settles and closes a tap, which does the work in `_feed`, `_pass_on`, `_settle` and `_close`. Where one of
+    them raises, the tap has given up."""
 
     done = b""
     failed = False
@@ -34,7 +35,18 @@ class Guarded(ABC):
 
     def pass_on(self, data: bytes) -> bytes | None:
         """See Tap."""
-        return None
+        try:
+            return self._pass_on(data)
+        except Exception:
+            said = self._give_up()
+            return said if self.streamed else b""
+
+    def settle(self) -> None:
+        """See Tap."""
+        try:
+            self._settle()
+        except Exception:
+            self._broke()
 
     def close(self, fault: str | None = None) -> bytes:
         """The backend ended, cleanly or with a fault; what is left for the client."""
@@ -48,6 +60,14 @@ class Guarded(ABC):
     @abstractmethod
     def _feed(self, data: bytes) -> bytes:
         """See `feed`; may raise."""
+
+    def _pass_on(self, data: bytes) -> bytes | None:
+        """See `pass_on`; may raise."""
+        return None
+
+    def _settle(self) -> None:
+        """See `settle`; may raise."""
+        return None
 
     @abstractmethod
     def _close(self, fault: str | None) -> bytes:

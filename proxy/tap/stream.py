@@ -54,7 +54,7 @@ class StreamTap(BaseTap):
         shown = self._taken(found, at)
         return shown + self._read(data[at:]) if at < len(data) else shown
 
-    def pass_on(self, data: bytes) -> bytes | None:
+    def _pass_on(self, data: bytes) -> bytes | None:
         """See Tap."""
         found, at = self._found_alike(data)
         return self._taken(found, at) if at == len(data) else None
@@ -250,15 +250,17 @@ class StreamTap(BaseTap):
             self._lesson = event.data or b"", shown
         return shown
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """See Tap. From a chunk it is learned what others are like it; where nothing comes of that a few times, nothing
         will."""
         if self._lesson is not None:
             data, shown = self._lesson
             self._lesson = None
             self._lessons -= 1
-            self._alike = Alike.learn(self.prepared.endpoint, data, shown, self.allowed) or self._alike
-        super().settle()
+            learnt = Alike.learn(self.prepared.endpoint, data, shown, self.allowed)
+            if learnt is not None and learnt.index < self.collector.expected:
+                self._alike = learnt
+        super()._settle()
 
     def _room(self, size: int) -> bool:
         """Whether there is room for a chunk that waits."""

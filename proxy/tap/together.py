@@ -20,7 +20,7 @@ from proxy.tap.rawjson import NULL, Object
 from proxy.tap.shown import Message, Shown, of_message
 
 
-class ChatChunk(msgspec.Struct, array_like=True):
+class ChatChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Of chat."""
 
     said: Message
@@ -28,7 +28,7 @@ class ChatChunk(msgspec.Struct, array_like=True):
     logprobs: SmallChat | None
 
 
-class TextChunk(msgspec.Struct, array_like=True):
+class TextChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Of completions."""
 
     said: str

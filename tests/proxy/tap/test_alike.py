@@ -32,6 +32,8 @@ _ODD: list[dict[str, Any]] = [
     {"countersign": {"verdict": "pass"}},
     {"index": 1},
     {"index": 9},
+    *({"index": index} for index in (None, "a", 0.5, -1, [], {"a": 1}, True, 2**70)),
+    *({"between": text} for text in (',"x"', ",1", ",{}", ",[1,2]")),
     {"token": "x"},
     {"token": "token_id:99999999999"},
     {"value": 1e300},
@@ -60,7 +62,9 @@ def _frame(endpoint: Endpoint, text: str, odd: dict[str, Any]) -> bytes:
     choice |= {name: each for name, each in odd.items() if name in (*choice, "countersign")}
     top_level = {"id": "x", "object": "chunk", "created": 1, "model": "served", "choices": [choice]}
     top_level |= {name: each for name, each in odd.items() if name in ("usage", "error", "model")}
-    return b"data: " + json.dumps(top_level, separators=(",", ":")).encode() + b"\n\n"
+    data = json.dumps(top_level, separators=(",", ":")).encode()
+    data = data.replace(b',"finish_reason"', odd.get("between", "").encode() + b',"finish_reason"', 1)
+    return b"data: " + data + b"\n\n"
 
 
 def _read(endpoint: Endpoint, reads: list[bytes], lessons: int | None, **asked: Any) -> tuple[bytes, StreamTap]:
@@ -97,17 +101,26 @@ def _same(a: Evidence, b: Evidence) -> None:
     ),
     st.lists(st.integers(0, 12_000), max_size=3),
     st.sampled_from([{}, {}, {"n": 2}, {"return_token_ids": True}, {"stream_options": {"include_usage": True}}]),
+    st.just({}) | st.sampled_from(_ODD),
 )
-@example("chat", [("c", {}), ("d", {"logprobs": None}), ("e", {})], [], [], {})
-@example("completions", [("c", {}), ("d", {"token": "x"}), ("e", {"top": 30}), ("f", {"index": 1})], [], [], {"n": 2})
+@example("chat", [("c", {}), ("d", {"logprobs": None}), ("e", {})], [], [], {}, {})
+@example(
+    "completions", [("c", {}), ("d", {"token": "x"}), ("e", {"top": 30}), ("f", {"index": 1})], [], [], {"n": 2}, {}
+)
+    "completions", [("c", {}), ("d", {"token": "x"}), ("e", {"top": 30}), ("f", {"index": 1})], [], [], {"n": 2}, {}
+)
+@example("chat", [("c", {"between": ',"x"'}), ("d", {"between": ",1"})], [], [], {}, {})
+@example("chat", [("c", {}), ("d", {})], [], [], {}, {"index": None})
+@example("completions", [("c", {}), ("d", {})], [], [], {}, {"index": "a"})
 def test_like_or_not_it_is_the_same(
     endpoint: Endpoint,
     told: list[tuple[str, dict[str, Any]]],
     changes: list[tuple[int, bytes]],
     cuts: list[int],
     asked: dict[str, Any],
+    first: dict[str, Any],
 ) -> None:
-    events = [_frame(endpoint, text, odd) for text, odd in [("a", {}), ("b", {}), *told]]
+    events = [_frame(endpoint, text, odd) for text, odd in [("a", first), ("b", first), *told]]
     if changes or cuts:
         data = b"".join(events)
         for at, byte in changes:
