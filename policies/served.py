@@ -2,7 +2,8 @@
 
 The hash is made of every byte that went to the client, less what is the proxy's own in it, which comes later than the
 hash or is no part of the answer: the verdict of an inline answer (in JSON the last field, `countersign`; in a stream a
-comment), and the comments that keep a silent stream alive (`: ping`).
+comment), and the comments that keep a silent stream alive (`: countersign-ping`; in answers of earlier releases
+`: ping`, which is also what backends send, and then part of the answer).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from policies.errors import ReceiptError
 from policies.receipt import Receipt, digest
 
 _NAME = b'"countersign":'
-_COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A): countersign [^\r\n]*\n\n")
+_COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A): countersign(?:-ping| [^\r\n]*)\n\n")
 _PING = re.compile(rb"(?:(?<=[\r\n])|\A): ping\n\n")
 
 
@@ -29,7 +30,7 @@ def compare_served(receipt: Receipt, body: bytes) -> None:
 
 
 def parts(body: bytes) -> Iterator[bytes]:
-    """What the hash may be of: the body as it is, without the verdict, and without what keeps a stream alive, too."""
+    """What the hash may be of: the body as it is, without what says it is ours, without an earlier one's pings."""
     yield body
     field = without_field(body)
     if field is not None:

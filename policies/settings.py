@@ -150,9 +150,9 @@ class RelaySettings(Section):
     """How answers travel.
 
     Attributes:
-        keepalive: seconds of silence after which the client of a stream gets a comment (`: ping`), so that nothing on
-            its way closes the connection; 0 is never. Once one went out before the answer, an error can only come as
-            the stream's last event.
+        keepalive: seconds of silence after which the client of a stream gets a comment (`: countersign-ping`), so that
+            nothing on its way closes the connection; 0 is never. Once one went out before the answer, an error can only
+            come as the stream's last event.
         retries: further backends that are asked, as long as nothing was sent, when one breaks off, is silent for too
             long or answers 408, 429, 500, 502, 503 or 504.
         passthrough: other paths that are relayed as they come, unverified (`endpoint`); their JSON names the model.

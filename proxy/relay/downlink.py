@@ -15,7 +15,8 @@ PassOn = Callable[[bytes | None], bool]
 PASS_ON = "countersign.pass_on"
 """ASGI extension: `now` is called with a part of the body that is not its last. Returns whether it was sent: not where
 that had to wait for the client, nor before the head or after the end. Without a part it says whether one would be."""
-PING = b": ping\n\n"
+PING = b": countersign-ping\n\n"
+"""A backend's own comments pass; one that says `countersign` does not (`proxy.tap.forged`)."""
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 

@@ -64,6 +64,17 @@ def test_the_comments_of_a_stream(frames: list[bytes], data: st.DataObject) -> N
             compare_served(about(served), changed)
 
 
+@given(st.lists(st.sampled_from([b": ping\n\n", PING, b"data: {}\n\n"]), max_size=8))
+def test_a_backends_own_comments_are_part_of_the_answer(shown: list[bytes]) -> None:
+    served = b"".join(part for part in shown if part != PING)
+    compare_served(about(served), b"".join(shown))
+
+
+def test_a_stream_of_an_earlier_release() -> None:
+    served = b"data: {}\n\ndata: [DONE]\n\n"
+    compare_served(about(served), b": ping\n\ndata: {}\n\n: ping\n\n: countersign {}\n\ndata: [DONE]\n\n")
+
+
 def test_what_only_looks_like_it_stays() -> None:
     body = b'data: {"a": ": countersign {}"}\n\ndata: : ping\n\n'
     assert list(parts(body)) == [body]

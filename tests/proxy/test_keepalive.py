@@ -15,7 +15,9 @@ QUICK = {"relay": {"keepalive": 0.1}}
 
 
 def _said(body: bytes) -> bytes:
-    return b"".join(event + b"\n\n" for event in body.split(b"\n\n") if event and not event.startswith(b": ping"))
+    return b"".join(
+        event + b"\n\n" for event in body.split(b"\n\n") if event and not event.startswith(b": countersign-ping")
+    )
 
 
 def test_a_buffered_answer(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
@@ -26,7 +28,7 @@ def test_a_buffered_answer(make_rig: Callable[..., Rig], backend: FakeBackend) -
     assert expected.content.endswith(wire.DONE)
     response = kept.chat(stream=True)
     assert response.headers["content-type"] == expected.headers["content-type"]
-    assert response.content.startswith(b": ping\n\n")
+    assert response.content.startswith(b": countersign-ping\n\n")
     assert _said(response.content) == expected.content
     (evidence,) = kept.recorded(response.headers["x-countersign-id"])
     assert evidence.complete  # type: ignore[union-attr]
@@ -42,7 +44,7 @@ def test_an_inline_wait(make_rig: Callable[..., Rig]) -> None:
     with rig.worker("pass", hash_key(""), delay=0.5):
         response = rig.chat(stream=True, headers={"x-countersign-mode": "inline"})
     before, _, after = response.content.partition(b": countersign ")
-    assert b": ping\n\n" in before
+    assert b": countersign-ping\n\n" in before
     assert after.endswith(wire.DONE)
 
 

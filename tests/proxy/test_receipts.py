@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from policies import jws, merkle
+from policies.errors import StoreUnavailable
 from policies.head import follow, verify_head, verify_inclusion
 from policies.receipt import Receipt, digest, seed_commitment, verify_receipt
 from policies.served import compare_served
@@ -114,6 +115,41 @@ def test_what_is_judged(make: Callable[..., Rig], mode: str, stream: bool) -> No
     }
     compare_served(found, answer.content)
     assert (b"countersign" in answer.content) == (mode == "inline")
+
+
+async def _unavailable(*_: object) -> None:
+    raise StoreUnavailable("away")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("content", ["short", "x" * 600_000])
+@pytest.mark.parametrize(
+    ("broken", "does", "reason"),
+    [
+        ("proxy.room.Room.take", lambda *_: False, "backlog"),
+        ("proxy.room.Backlog.admits", lambda *_: False, "backlog"),
+        ("proxy.store.Store.open", _unavailable, "store_unavailable"),
+        ("proxy.recorder._packed", lambda *_: 1 / 0, "internal_error"),
+        ("proxy.recorder.Recorder._store", lambda *_: 1 / 0, "internal_error"),
+    ],
+)
+def test_what_was_served_is_named_although_it_is_not_judged(
+    make: Callable[..., Rig],
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+    content: str,
+    broken: str,
+    does: Any,
+    reason: str,
+) -> None:
+    rig = make()
+    rig.backend.script = wire.stream() if stream else [wire.whole(wire.BODY)]
+    monkeypatch.setattr(broken, does)
+    answer = rig.chat(messages=[{"role": "user", "content": content}], stream=stream)
+    found = receipt_of(rig, answer)
+    assert found.verification["reasons"] == [reason]
+    assert found.hashes["sent"] == digest(rig.backend.last.body)
+    compare_served(found, answer.content)
 
 
 def test_large_requests_are_hashed_too(make: Callable[..., Rig]) -> None:
@@ -273,8 +309,8 @@ def test_an_answer_in_a_stream_that_was_kept_alive_is_hashed_as_it_came(make: Ca
         got = b""
         for piece in answer.iter_raw():
             got += piece
-            if b": ping" in got:
+            if b": countersign-ping" in got:
                 pinged.set()
         found = receipt_of(rig, answer)
-    assert got.startswith(b": ping\n\n")
+    assert got.startswith(b": countersign-ping\n\n")
     compare_served(found, got)
