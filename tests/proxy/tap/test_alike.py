@@ -107,8 +107,6 @@ def _same(a: Evidence, b: Evidence) -> None:
 @example(
     "completions", [("c", {}), ("d", {"token": "x"}), ("e", {"top": 30}), ("f", {"index": 1})], [], [], {"n": 2}, {}
 )
-    "completions", [("c", {}), ("d", {"token": "x"}), ("e", {"top": 30}), ("f", {"index": 1})], [], [], {"n": 2}, {}
-)
 @example("chat", [("c", {"between": ',"x"'}), ("d", {"between": ",1"})], [], [], {}, {})
 @example("chat", [("c", {}), ("d", {})], [], [], {}, {"index": None})
 @example("completions", [("c", {}), ("d", {})], [], [], {}, {"index": "a"})
