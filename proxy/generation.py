@@ -33,8 +33,8 @@ class Generation:
     belongs in a trace (`policies.traceparent`), empty where it is not traced. Times are Unix seconds.
 
     For its receipt, SHA-256 in hex and empty as long as there is nothing to hash: `request`, the body as it came;
-    `sent`, the body as it went up; `served`, what was passed on of an answer. Of what has evidence the last two are in
-    that. `instead_of` is the id of the generation for the same request whose place this one took.
+    `sent`, the body as it went up, which what has evidence has there; `served`, what was passed on of an answer.
+    `instead_of` is the id of the generation for the same request whose place this one took.
     """
 
     id: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import queue
 import sys
@@ -112,15 +111,18 @@ class Recorder:
         self._redis.close()
         self._probe.close()
 
-    def finished(self, generation: Generation, evidence: Callable[[], Sequence[Evidence]], size: int) -> None:
-        """Record a response; returns at once. `evidence` is called on the recorder's thread."""
+    def finished(
+        self, generation: Generation, evidence: Callable[[], Sequence[Evidence]], size: int, sent: bytes = b""
+    ) -> None:
+        """Record a response; returns at once. `evidence` is called on the recorder's thread. `sent` is the request's
+        body as it went up."""
+        item = Finished(generation, evidence, size, time.time_ns() if generation.trace else 0, sent)
         if not generation.recorded:
-            self.unchecked(generation, STORE_UNAVAILABLE)
-            return
-        if self._room.take(generation.backend, size):
-            self._todo.put(Finished(generation, evidence, size, time.time_ns() if generation.trace else 0))
+            self.unchecked(item.unjudged(), STORE_UNAVAILABLE)
+        elif self._room.take(generation.backend, size):
+            self._todo.put(item)
         else:
-            self.unchecked(generation, BACKLOG)
+            self.unchecked(item.unjudged(), BACKLOG)
 
     def unchecked(self, generation: Generation, reason: str) -> None:
         """Give a generation the verdict `unverified`; returns at once."""
@@ -191,13 +193,13 @@ class Recorder:
             for item in items:
                 logger.exception("evidence could not be recorded", extra={"id": item.generation.id})
                 if isinstance(item, Finished):
-                    self.unchecked(item.generation, INTERNAL_ERROR)
+                    self.unchecked(item.unjudged(), INTERNAL_ERROR)
 
     def _pack(self, item: Finished, before: Sequence[Packed]) -> Packed | None:
         """What is stored of a response after those `before` it; None when it has its verdict already."""
         generation, choices = item.generation, item.evidence()
         if not choices:
-            self._decide(generation, NO_ANSWER)
+            self._decide(item.unjudged(), NO_ANSWER)
             return None
         with aside():
             self._metrics.counted(generation, choices)
@@ -244,9 +246,7 @@ class Recorder:
 
     def _shed(self, packed: Packed) -> None:
         self._trace([packed], BACKLOG)
-        generation, first = packed.item.generation, packed.choices[0]
-        generation.sent = generation.sent or hashlib.sha256(first.request).hexdigest()
-        generation.served = first.shown_sha256
+        generation = packed.item.unjudged()
         self._count(generation, BACKLOG)
         self._decide(generation, BACKLOG, sum(len(choice.output_ids) for choice in packed.choices))
 
@@ -267,7 +267,7 @@ class Recorder:
     def _lose(self, item: Finished | Unchecked) -> None:
         if isinstance(item, Finished):
             self._count(item.generation, STORE_UNAVAILABLE)
-            item = Unchecked(item.generation, STORE_UNAVAILABLE)
+            item = Unchecked(item.unjudged(), STORE_UNAVAILABLE)
         if len(self._lost) == _MOST_LOST:
             self._metrics.dropped.add(1)
         self._lost.append(item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,19 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A response that is over; `evidence` turns what the tap saw into values, `size` is what it read (bytes), `since`
-    when it came here (nanoseconds of Unix time), where it is traced."""
+    when it came here (nanoseconds of Unix time), where it is traced, `sent` the request's body as it went up."""
 
     generation: Generation
     evidence: Callable[[], Sequence[Evidence]]
     size: int
     since: int = 0
+    sent: bytes = b""
+
+    def unjudged(self) -> Generation:
+        """The response, where its receipt is all that will tell of it."""
+        if self.sent and not self.generation.sent:
+            self.generation.sent = hashlib.sha256(self.sent).hexdigest()
+        return self.generation
 
 
 @dataclass(frozen=True, slots=True)

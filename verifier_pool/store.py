@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 from redis import Redis
 
+from policies import codec
 from policies.documents import document
-from policies.receipt import Facts, facts_of_intent
-from policies.unit import Unit
+from policies.errors import EvidenceError, SealError
+from policies.receipt import Facts, digest, facts_of, facts_of_intent
+from policies.unit import Unit, declaration_of
 from policies.verification import Verification
 from verifier_pool.link.queue import (
     AUDIT_SECRET,
@@ -82,15 +85,33 @@ class Store:
         came first.
 
         Args:
-            facts: what its receipt says besides; without them, what the intent knows.
+            facts: what its receipt says besides; without them, what the intent and the evidence know.
 
         Raises:
             ReceiptError, SealError: there is no key to sign with; nothing was stored.
         """
         told = None if unit is None else msgspec.json.encode(unit)
-        known = facts_of_intent(self.intent(verification["id"])) if facts is None else facts
+        known = self._facts(verification["id"]) if facts is None else facts
         with deciding(verification):
             return self._settler.settle(verification, told, known, self._verdict_ttl, webhook=self._webhook)
+
+    def _facts(self, id: str) -> Facts:
+        """What can be said of a response that is not judged: its evidence, where there is any, tells what was sent and
+        served, unless it cannot be read."""
+        intent = self.intent(id)
+        try:
+            evidence = self.evidence(id)
+        except SealError:
+            evidence = None
+        if not evidence:
+            return facts_of_intent(intent)
+        try:
+            choices = codec.unpack(evidence)
+            if choices and all(choice.id == id for choice in choices):
+                return facts_of(choices, intent, evidence, declared=declaration_of(choices[0]))
+        except (EvidenceError, ValueError):
+            pass
+        return replace(facts_of_intent(intent), evidence=digest(evidence))
 
     def choose(self, id: str, chosen: bool, ttl: int) -> bool:
         """Keep the secret choice about a response for `ttl` seconds; returns the one that was made first.

@@ -116,7 +116,9 @@ class Record:
             return
         self._settled = True
         meta = self._meta()
-        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), tap.held + self._bodies)
+        self.generation.served = str(meta["shown_sha256"])
+        size = tap.held + self._bodies
+        self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), size, self._sent or b"")
 
     @property
     def _bodies(self) -> int:

@@ -6,10 +6,17 @@ import time
 import orjson
 from redis import Redis
 
+from policies import codec
+from policies.evidence import Evidence, Sampling
+from policies.jws import jwk_set, keys_in
+from policies.receipt import Receipt, digest, seed_commitment, verify_receipt
 from policies.verification import public, unverified
 from tests.support.waiting import PATIENCE
 from tests.verifier_pool.toy import settings
 from verifier_pool.link.queue import OPEN, OUTBOX, VERDICTS, evidence_key, intent_key, verdict_key
+from verifier_pool.link.receipts import receipt_of
+from verifier_pool.link.sealing import Sealer
+from verifier_pool.link.signing import Signer
 from verifier_pool.store import Store
 
 ID = "a" * 32
@@ -38,6 +45,45 @@ def test_the_first_verdict_wins_closes_and_announces(redis: Redis) -> None:
     assert message["data"] == ID.encode()
     assert listener.get_message(timeout=0.05) is None
     listener.close()
+
+
+def _receipt(redis: Redis, id: str = ID) -> Receipt:
+    stored, signer = receipt_of(redis, id), Signer(redis)
+    assert stored is not None
+    return verify_receipt(stored.token, keys_in(jwk_set(signer.published())), id=id)
+
+
+def test_the_receipt_of_what_is_not_judged_names_what_was_served(redis: Redis) -> None:
+    served, request = digest(b"served"), b'{"model": "m"}'
+    choice = Evidence(ID, "chat", "b1", "m", Sampling(seed=5), runtime="r", request=request, shown_sha256=served)
+    packed = codec.pack([choice])
+    redis.set(intent_key(ID), orjson.dumps({"id": ID, "request_sha256": digest(b"asked")}))
+    redis.set(evidence_key(ID), packed)
+    store(redis).settle(unverified(ID, "job_failed", None, 5.0), None)
+    found = _receipt(redis)
+    said = {name: value for name, value in found.hashes.items() if value is not None}
+    assert said == {
+        "request": digest(b"asked"),
+        "sent": digest(request),
+        "served": served,
+        "evidence": digest(packed),
+    }
+    assert found.statement["seed"] == seed_commitment(ID, [5])
+    assert found.statement["declared"]["runtime"] == "r"
+
+
+def test_the_receipt_of_what_cannot_be_read_names_that(redis: Redis) -> None:
+    mine = codec.pack([Evidence(ID, "chat", "b1", "m", Sampling())])
+    for number, damaged in enumerate((b"rubbish", mine[:-1], mine, b"")):
+        id = f"{number:032x}"
+        redis.set(evidence_key(id), damaged)  # the third is that of another response
+        store(redis).settle(unverified(id, "evidence_unreadable", None, 5.0), None)
+        said = {name: value for name, value in _receipt(redis, id).hashes.items() if value is not None}
+        assert said == ({"evidence": digest(damaged)} if damaged else {})
+    sealed = Sealer([bytes(32)]).seal(mine, evidence_key(ID).encode())
+    redis.set(evidence_key(ID), sealed)
+    store(redis).settle(unverified(ID, "job_failed", None, 5.0), None)
+    assert set(_receipt(redis).hashes.values()) == {None}
 
 
 def test_only_the_winner_fills_the_outbox(redis: Redis) -> None:
