@@ -1,8 +1,9 @@
 """Statements signed with Ed25519, as compact JWS (RFC 7515, RFC 8037), and the keys they are checked with (RFC 7517).
 
 The header is always `{"alg":"EdDSA","kid":…,"typ":…}` in canonical JSON, and `kid` the key's thumbprint (RFC 7638), so
-that of one payload, key and type there is exactly one token: whatever is spelled otherwise is refused, even where its
-signature holds.
+that of one payload, key and type an honest signer makes exactly one token: whatever is spelled otherwise is refused,
+even where its signature holds. (Ed25519 takes its nonce from key and payload; who does not keep to that has as many as
+he likes.)
 """
 
 from __future__ import annotations

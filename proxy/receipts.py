@@ -82,6 +82,11 @@ class Receipts:
         with contextlib.suppress(StoreUnavailable, StoreFailed):
             # A key that has to be made is there before a Redis that fills up could keep it from being.
             await self.published()
+            if not await self.ask(lambda log: log.outlives()):
+                logger.warning(
+                    "Redis keeps no append-only file that can be waited for (appendonly yes, WAITAOF: Redis 7.2 or "
+                    "Valkey): when it restarts, another log of receipts begins"
+                )
         while True:
             seconds = self._settings.head_seconds
             await asyncio.sleep(seconds)

@@ -2,7 +2,7 @@
 
 Receipts themselves are at `GET /v1/verifications/{id}/receipt`; docs/receipts.md says how anybody checks one.
 
-exit code 0: done     1: Redis did not answer, or nothing signs     2: wrong usage     3: wrong settings
+exit code 0: done     1: Redis did not answer, nothing signs, or no log     2: wrong usage     3: wrong settings
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     settings = read_settings(arguments.config)
     with answering(settings, TIMEOUT) as redis:
-        done = {"keys": _keys, "rotate": _rotate, "log": _log}[arguments.action](redis, settings)
+        done = {"keys": _keys, "rotate": _rotate, "log": _log, "begin": _begin}[arguments.action](redis, settings)
     print_lines([json.dumps(done["json"])] if arguments.json else done["lines"])
     return 0
 
@@ -89,6 +89,13 @@ def _log(redis: Redis, settings: Settings) -> dict[str, Any]:
     return {"json": said, "lines": [f"{name}  {plain(str(value))}" for name, value in said.items()]}
 
 
+def _begin(redis: Redis, settings: Settings) -> dict[str, Any]:
+    before, after = Log(redis, signer_of(redis, settings), settings.durability).begin()
+    trail.append(redis, settings.admin.audit_entries, trail.entry(trail.terminal_actor(), "receipts.begin", after))
+    said = {"before": before, "log": after}
+    return {"json": said, "lines": [f"{after} is another log, of the same receipts; heads of {before} end here"]}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="countersign receipts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -99,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         ("keys", "which keys sign and are published"),
         ("rotate", "make a new key in Redis, which signs once everybody can know it"),
         ("log", "sign a head of the log as it is now, and show it"),
+        ("begin", "begin another log, where Redis was set back: heads of the old one would be contradicted"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")

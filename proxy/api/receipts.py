@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -18,6 +19,8 @@ from verifier_pool.link.receipts import Stored, receipt_of
 FRESH_SECONDS = 1.0
 """How old a head may be, although the log has grown, when somebody asks for the latest."""
 _CACHED = {"cache-control": "public, max-age=60"}
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -107,7 +110,10 @@ def _proven(log: Log, id: str) -> tuple[Stored, Proof | None] | None:
     if stored is None:
         return None
     # Whoever asks for the keys next is to find this one among them.
-    log.signer.knows(jws.kid_in(stored.token, KIND))
+    kid = jws.kid_in(stored.token, KIND)
+    if not log.signer.knows(kid):
+        said = "a receipt's key is not published: is receipts.signing_keys (or public_keys) the same everywhere?"
+        logger.error(said, extra={"id": id, "kid": kid})
     with contextlib.suppress(NotDurable):
         return stored, log.proof(stored)
     return stored, None

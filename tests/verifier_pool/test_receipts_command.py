@@ -72,3 +72,13 @@ def test_the_log_is_shown(redis: Redis, run: Run) -> None:
     head = verify_head(found["head"], keys)
     assert (head.size, head.root.hex(), head.log) == (2, found["root"], found["log"]) == (2, head.root.hex(), head.log)
     assert found["root"] in run("log")
+
+
+def test_another_log_begins(redis: Redis, run: Run) -> None:
+    assert "nothing is in the log" in run("begin", code=1)
+    settle(redis, 0)
+    before = json.loads(run("log", "--json"))["log"]
+    found = json.loads(run("begin", "--json"))
+    assert found["before"] == before
+    assert json.loads(run("log", "--json"))["log"] == found["log"] != before
+    assert [each["action"] for each in trail.read(redis, limit=5)] == ["receipts.begin"]

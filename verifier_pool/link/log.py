@@ -7,22 +7,26 @@ hash follows from its leaves, so it makes no difference who that is, or that two
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from redis import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ExecAbortError, OutOfMemoryError, ResponseError
 
 from policies import head, jws, merkle
 from policies.errors import NotFound, ReceiptError
 from policies.merkle import SIZE, Span, Subtree
 from policies.settings import DurabilitySettings
 from verifier_pool.link import durable
-from verifier_pool.link.receipts import LAST, LOG, TILE, TRIES, UNKNOWN_KEY, Stored, tiles_key
+from verifier_pool.link.receipts import LAST, LOG, RUN, TILE, TRIES, UNKNOWN_KEY, Stored, tiles_key
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer
+
+logger = logging.getLogger(__name__)
 
 MOST_ENTRIES = 1024
 """Leaf hashes in one answer."""
@@ -32,24 +36,55 @@ _AT_ONCE = 64
 DURABLE_SECONDS = 2.0
 """That Redis may take to have the log on disk before its head is shown, unless `durability.timeout` is longer."""
 
-_STATE = """
+_STATE = f"""
+{RUN}
 local now = redis.call('TIME')
-local said = redis.call('HMGET', KEYS[1], 'id', 'size', 'head', 'head-size', 'head-time')
+local said = redis.call('HMGET', KEYS[1], 'id', 'size', 'head', 'head-size', 'head-time', 'run', 'kept')
 local at = now[1] .. '.' .. string.format('%06d', now[2])
-return {said[1] or '', said[2] or '0', said[3] or '', said[4] or '-1', said[5] or '0', at}
+local found = {{said[1] or '', said[2] or '0', said[3] or '', said[4] or '-1', said[5] or '0', at}}
+found[7], found[8], found[9] = said[6] or '', run(), said[7] or '0'
+return found
 """
-_SET_HEAD = """
-if ARGV[5] ~= '' and redis.call('HEXISTS', KEYS[2], ARGV[5]) == 0 then return -1 end
+_SET_HEAD = f"""
+{RUN}
+if ARGV[6] ~= '' and run() ~= ARGV[6] then return -2 end
+if ARGV[5] ~= '' and redis.call('HEXISTS', KEYS[2], ARGV[5]) == 0 then return {UNKNOWN_KEY} end
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
 if tonumber(redis.call('HGET', KEYS[1], 'head-time') or 0) >= tonumber(ARGV[4]) then return 0 end
 redis.call('HSET', KEYS[1], 'head', ARGV[2], 'head-size', ARGV[3], 'head-time', ARGV[4])
+redis.call('HSET', KEYS[1], 'kept', ARGV[7])
 return 1
 """
+_RESTARTED = -2
+_ADOPT = f"""
+{RUN}
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] or run() ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'run', ARGV[2])
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[1], 'id', ARGV[3])
+  redis.call('HDEL', KEYS[1], 'head', 'head-size', 'head-time', 'kept')
+end
+return 1
+"""
+"""Lua: this run of Redis goes on with the log, or begins another one of the same leaves.
+
+ARGV: the log's id, the run, and the id of another log or nothing. Returns 0 where the log or the run is another one.
+"""
+_INFO = """
+local said = redis.pcall('INFO', ARGV[1])
+return type(said) == 'string' and string.match(said, ARGV[2] .. ':([^\\r\\n]*)') or ''
+"""
+_FIRST_WITH_WAITAOF = [7, 2]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The log at one moment `now` (Unix seconds of Redis's clock), and the last head that was signed."""
+    """The log at one moment `now` (Unix seconds of Redis's clock), and the last head that was signed.
+
+    Attributes:
+        log_run: the run of Redis that the log belongs to. `run`: the one that this is, empty where it does not say.
+        kept: the leaves under that head were where a crash leaves them.
+    """
 
     log: str
     size: int
@@ -57,6 +92,9 @@ class State:
     head_size: int
     head_time: float
     now: float
+    log_run: str = ""
+    run: str = ""
+    kept: bool = False
 
 
 class Signed(NamedTuple):
@@ -90,8 +128,10 @@ class Log:
 
     def state(self) -> State:
         """What is known of it now."""
-        id, size, token, head_size, head_time, now = cast("list[bytes]", self.redis.eval(_STATE, 1, LOG))
-        return State(id.decode(), int(size), token.decode(), int(head_size), float(head_time), float(now))
+        said = [each.decode() for each in cast("list[bytes]", self.redis.eval(_STATE, 1, LOG))]
+        id, size, token, head_size, head_time, now, log_run, run, kept = said
+        numbers = int(head_size), float(head_time), float(now)
+        return State(id, int(size), token, *numbers, log_run, run, kept == "1")
 
     def head(self, covering: int = 0, seconds: float = 0.0) -> Signed | None:
         """A signed head; None as long as nothing is in the log.
@@ -110,6 +150,8 @@ class Log:
             raise NotFound(f"the log has {now.size} receipts")
         if not now.log:
             return None
+        if now.run != now.log_run:
+            now = self._adopted(now)
         good = now.head_size >= covering and (now.head_size == now.size or now.now - now.head_time < seconds)
         if good and self._is_ours(now.head):
             return Signed(now.head, now.head_size)
@@ -154,14 +196,66 @@ class Log:
         with contextlib.suppress(NotFound):
             self.head(seconds=seconds)
 
+    def outlives(self) -> bool:
+        """Whether Redis keeps what its log needs to go on after a crash of it, by what it says; nothing is written."""
+        if self._rules.replicas:
+            return True
+        version = [int(part) for part in self._info("server", "redis_version").split(".")[:2] if part.isdigit()]
+        return version >= _FIRST_WITH_WAITAOF and self._info("persistence", "aof_enabled") == "1"
+
+    def begin(self) -> tuple[str, str]:
+        """Go on under another id, so that nothing contradicts the heads of the log before; returns both ids, the one
+        before first. For a Redis that was restored from a copy. Raises NotFound where nothing is in the log."""
+        for _ in range(TRIES):
+            now = self.state()
+            if not now.log:
+                raise NotFound("nothing is in the log yet")
+            after = secrets.token_hex(16)
+            if self.redis.eval(_ADOPT, 1, LOG, now.log, now.run, after):
+                return now.log, after
+        raise ReceiptError("the log changes all the time")
+
+    def _adopted(self, now: State) -> State:
+        """The log, which belongs to another run of Redis, in this one.
+
+        It is the same log where the leaves of its last head were on disk, and Redis has a file again and is no replica
+        that took over before it had everything. Else this may be an earlier state, of which no more heads can be
+        signed: they would contradict those that were shown. The leaves that are there then begin another log.
+        """
+        for _ in range(TRIES):
+            same = self._until_durable() and now.kept and (self._rules.replicas > 0 or not self._took_over())
+            other = "" if same else secrets.token_hex(16)
+            done = self.redis.eval(_ADOPT, 1, LOG, now.log, now.run, other)
+            if done and other:
+                logger.warning(
+                    "Redis restarted and may have lost receipts: another log of them begins", extra={"log": other}
+                )
+            now = self.state()
+            if now.run == now.log_run:
+                return now
+        raise durable.NotDurable("Redis restarts all the time")
+
+    def _took_over(self) -> bool:
+        """Whether this Redis was a replica when it began, or one since."""
+        return self._info("replication", "second_repl_offset") != "-1"
+
+    def _info(self, section: str, name: str) -> str:
+        """What the Redis that has the log, which may be one of many, says of itself; empty where it does not."""
+        return cast(bytes, self.redis.eval(_INFO, 1, LOG, section, name)).decode()
+
     def _sign(self, now: State) -> Signed:
-        self._until_durable()
+        kept = self._until_durable()
+        if not kept and not now.run:
+            raise durable.NotDurable("Redis keeps no append-only file, and does not say (INFO) when it restarted")
         root = self._hashes([(0, now.size)])[0]
         said = head.encode(now.log, now.size, root, now.now)
         for _ in range(TRIES):
             token, kid = self.signer.sign(said, head.KIND)
-            stored: list[bytes | str | int] = [now.log, token, now.size, f"{now.now:.6f}", kid]
-            if self.redis.eval(_SET_HEAD, 2, LOG, RECEIPT_KEYS, *stored) != UNKNOWN_KEY:
+            stored = [now.log, token, str(now.size), f"{now.now:.6f}", kid, now.run, str(int(kept))]
+            done = self.redis.eval(_SET_HEAD, 2, LOG, RECEIPT_KEYS, *stored)
+            if done == _RESTARTED:
+                raise durable.NotDurable("Redis restarted just now")
+            if done != UNKNOWN_KEY:
                 return Signed(token, now.size)
             self.signer.forget()
         raise ReceiptError("the keys that sign receipts change all the time")
@@ -172,10 +266,12 @@ class Log:
             return self.signer.knows(jws.kid_in(token, head.KIND))
         return False
 
-    def _until_durable(self) -> None:
-        """Until all that was written so far is where a crash leaves it. Raises NotDurable.
+    def _until_durable(self) -> bool:
+        """Wait until all that was written so far is where a crash leaves it. Raises NotDurable.
 
-        A Redis without a file of its own loses the log with everything else, and begins another one.
+        Returns:
+            False where Redis has no such place: no append-only file that can be asked about (WAITAOF), and the settings
+            ask for no replicas. Snapshots bring back an earlier state.
         """
         rules = self._rules.model_copy(update={"aof": True, "timeout": max(DURABLE_SECONDS, self._rules.timeout)})
         try:
@@ -183,14 +279,19 @@ class Log:
         except durable.NotDurable as error:
             if not isinstance(error.__cause__, ResponseError) or self._rules.aof:
                 raise
-            if self._rules.replicas:
-                self._ask_durable(self._rules)
+            if not self._rules.replicas:
+                return False
+            self._ask_durable(self._rules)
+        return True
 
     def _ask_durable(self, rules: DurabilitySettings) -> None:
         with durable.transaction(self.redis, rules) as pipeline:
             # WAITAOF is about the writes of its own connection, and all that came before them.
             pipeline.hset(LOG, "asked", f"{time.time():.3f}")
-            pipeline.execute()
+            try:
+                pipeline.execute()
+            except (OutOfMemoryError, ExecAbortError):
+                raise durable.NotDurable("Redis has no memory left") from None
 
     def _check(self, first: int, second: int) -> None:
         size = self.state().size
@@ -237,7 +338,8 @@ class Log:
                 whole = self._whole(level - 1, dict.fromkeys(some, TILE))
                 made += b"".join(merkle.root(_cut(whole[number])) for number in some)
             rows[tile] += made
-            self.redis.hset(tiles_key(level), str(tile), rows[tile])
+            with contextlib.suppress(OutOfMemoryError):
+                self.redis.hset(tiles_key(level), str(tile), rows[tile])
         return rows
 
     def _rows(self, level: int, tiles: Sequence[int]) -> list[bytes]:

@@ -3,8 +3,9 @@
 So no verdict lacks its receipt, whatever is killed when, and no receipt is in the log twice.
 
     receipt:ID   "NUMBER TOKEN": its number in the log, and the receipt; kept as long as the verdict
-    log          hash: `id` of the log, 32 hex digits, made with its first leaf; `size`, its leaves; and of the last
-                 head that was signed `head`, with `head-size` and `head-time`
+    log          hash: `id` of the log, 32 hex digits, made with its first leaf; `size`, its leaves; `run`, the run of
+                 Redis it belongs to; and of the last head that was signed `head`, with `head-size`, `head-time`, and
+                 in `kept` whether its leaves were on disk
     log-tiles:N  hash: by its number a tile of the tree, 256 hashes of 32 bytes or, of the last one of an inner level,
                  fewer. Of level 0 leaf hashes, in the order of the log; of level N+1 the hashes of tiles of level N
     log-last     string: leaf hashes that do not fill a tile yet
@@ -35,7 +36,16 @@ TILE = 256
 UNKNOWN_KEY = -1
 TRIES = 3
 
+RUN = """
+local function run()
+  local said = redis.pcall('INFO', 'server')
+  return type(said) == 'string' and string.match(said, 'run_id:(%x+)') or ''
+end
+"""
+"""Lua: a function that tells this run of Redis from those before a restart of it; empty where it does not say."""
+
 STORE_RECEIPT = f"""
+{RUN}
 local function verdict(KEYS, ARGV)
 {STORE_VERDICT}
 end
@@ -44,7 +54,7 @@ local keys, arguments = {{}}, {{}}
 for at = 6, #KEYS do keys[at - 5] = KEYS[at] end
 for at = 6, #ARGV do arguments[at - 5] = ARGV[at] end
 if verdict(keys, arguments) == 0 then return 0 end
-redis.call('HSETNX', KEYS[2], 'id', ARGV[4])
+if redis.call('HSETNX', KEYS[2], 'id', ARGV[4]) == 1 then redis.call('HSET', KEYS[2], 'run', run()) end
 local index = redis.call('HINCRBY', KEYS[2], 'size', 1) - 1
 redis.call('APPEND', KEYS[4], ARGV[3])
 if index % {TILE} == {TILE} - 1 then

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from redis import Redis
 
-from policies import jws, merkle
-from policies.errors import NotFound, ReceiptError
+from policies import jws, merkle, receipt
+from policies.errors import ForkedLog, NotFound, ReceiptError
 from policies.head import Head, follow, verify_head, verify_inclusion
 from policies.settings import DurabilitySettings
+from tests.support.redises import Server, wait_until
 from tests.verifier_pool.link.test_receipts import settle
 from verifier_pool.link import durable
 from verifier_pool.link.log import MOST_ENTRIES, Log
@@ -24,11 +26,15 @@ def leaf(number: int) -> bytes:
     return merkle.leaf(str(number).encode())
 
 
+def run_of(redis: Redis) -> str:
+    return str(cast(Any, redis.info("server"))["run_id"])
+
+
 def fill(redis: Redis, size: int) -> list[bytes]:
     """A log of so many leaves, as the script leaves it."""
     leaves = [leaf(number) for number in range(size)]
     pipeline = redis.pipeline()
-    pipeline.hset(LOG, mapping={"id": "5f" * 16, "size": size})
+    pipeline.hset(LOG, mapping={"id": "5f" * 16, "size": size, "run": run_of(redis)})
     whole = size // TILE
     for tile in range(whole):
         pipeline.hset(tiles_key(0), str(tile), b"".join(leaves[tile * TILE : (tile + 1) * TILE]))
@@ -180,7 +186,7 @@ def test_an_older_head_never_takes_the_place_of_a_newer_one(redis: Redis) -> Non
 
 def test_leaves_are_durable_before_a_head_is_shown(redis: Redis, tmp_path: Path) -> None:
     fill(redis, 3)
-    # A Redis without a file promises nothing and loses the log with all else, so nothing is waited for…
+    # A Redis without a file promises nothing, and after a restart the log is another one, so nothing is waited for…
     assert log_of(redis).head() is not None
     fill(redis, 4)
     # …unless the settings say that there is one, or replicas.
@@ -195,6 +201,154 @@ def test_leaves_are_durable_before_a_head_is_shown(redis: Redis, tmp_path: Path)
         assert found.size == 4
     finally:
         redis.config_set("appendonly", "no")
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_redis_that_restarts_takes_no_head_back(tmp_path: Path, file: bool) -> None:
+    """A snapshot is an earlier state of the log: what grows from there would convict an honest operator."""
+    server = Server(tmp_path / "a", *(["--appendonly", "yes", "--appendfsync", "always"] if file else [])).start()
+    try:
+        with server.client() as redis:
+            log = log_of(redis)
+            for number in range(3):
+                settle(redis, number)
+            early = log.head()
+            redis.save()
+            settle(redis, 3)
+            settle(redis, 4)
+            found = log.head()
+            assert early is not None
+            assert found is not None
+            before = opened(log, found.token)
+        server.kill()
+        server.start()
+        with server.client() as redis:
+            log = log_of(redis)
+            assert log.outlives() == file
+            assert log.state().size == (5 if file else 3)
+            # What was signed of the earlier state is not shown any more either.
+            shown = log.head(seconds=math.inf)
+            assert shown is not None
+            assert (shown == found) == file
+            assert shown.token != early.token
+            for number in range(5, 9):
+                settle(redis, number)
+            grown = log.head()
+            assert grown is not None
+            after = opened(log, grown.token)
+            assert (after.log == before.log) == file
+            path = log.consistency(before.size, after.size)
+            if file:
+                assert follow(before, after, path) is after
+            else:
+                with pytest.raises(ForkedLog, match="another log is shown"):
+                    follow(before, after, path)
+                path = log.consistency(shown.size, after.size)
+                assert follow(opened(log, shown.token), after, path) is after
+            stored = receipt_of(redis, "0" * 32)
+            assert stored is not None
+            proof = log.proof(stored)
+            verify_inclusion(opened(log, proof.head.token), receipt.leaf_of(stored.token), stored.number, proof.path)
+    finally:
+        server.kill()
+
+
+def test_a_replica_that_takes_over_may_lack_receipts(tmp_path: Path) -> None:
+    first = Server(tmp_path / "a", "--appendonly", "yes").start()
+    second = Server(tmp_path / "b", "--appendonly", "yes", "--replicaof", "127.0.0.1", str(first.port)).start()
+    try:
+        with first.client() as redis, second.client() as replica:
+            settle(redis, 0)
+            settle(redis, 1)
+            before = log_of(redis).head()
+            assert before is not None
+            wait_until(lambda: log_of(replica).state().kept)
+            first.kill()
+            replica.replicaof("NO", "ONE")
+            wait_until(lambda: cast(Any, replica.info("replication"))["role"] == "master")
+            log = log_of(replica)
+            after = log.head()
+            assert after is not None
+            assert opened(log, after.token).log != opened(log, before.token).log
+            assert log.head() == after
+    finally:
+        first.kill()
+        second.kill()
+
+
+@pytest.mark.parametrize(("was_kept", "file"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_log_goes_on_after_a_restart_where_its_leaves_were_in_a_file(
+    redis: Redis, was_kept: bool, file: bool
+) -> None:
+    fill(redis, 3)
+    log = log_of(redis)
+    try:
+        redis.config_set("appendonly", "yes" if was_kept else "no")
+        before = log.head()
+        assert before is not None
+        assert log.state().kept == was_kept
+        redis.config_set("appendonly", "yes" if file else "no")
+        redis.hset(LOG, "run", "0" * 40)
+        after = log_of(redis).head()
+        assert after is not None
+        assert (opened(log, after.token).log == "5f" * 16) == (was_kept and file)
+        assert log.state().log_run == run_of(redis)
+        assert log_of(redis).head() == after
+    finally:
+        redis.config_set("appendonly", "no")
+
+
+def test_a_restart_while_a_head_is_signed_is_noticed(redis: Redis) -> None:
+    fill(redis, 3)
+    log = log_of(redis)
+    with pytest.raises(durable.NotDurable, match="restarted"):
+        log._sign(replace(log.state(), run="0" * 40))
+    assert log.state().head == ""
+
+
+def test_a_redis_that_says_nothing_of_itself_needs_a_file(redis: Redis, valkey_url: str) -> None:
+    redis.acl_setuser(
+        "quiet", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-info"], reset=True
+    )
+    with Redis.from_url(valkey_url, username="quiet", password="x") as quiet:
+        assert settle(quiet, 0)
+        with pytest.raises(durable.NotDurable, match="INFO"):
+            log_of(quiet).head()
+        redis.config_set("appendonly", "yes")
+        try:
+            assert log_of(quiet).head() is not None
+        finally:
+            redis.config_set("appendonly", "no")
+    redis.acl_deluser("quiet")
+
+
+def test_another_log_begins_when_it_is_asked_for(redis: Redis) -> None:
+    log = log_of(redis)
+    with pytest.raises(NotFound):
+        log.begin()
+    leaves = fill(redis, 3)
+    first = log.head()
+    before, after = log.begin()
+    assert before == "5f" * 16
+    second = log.head(seconds=math.inf)
+    assert first is not None
+    assert second is not None
+    assert opened(log, second.token).log == after != before
+    assert opened(log, second.token).root == merkle.root(leaves)
+
+
+def test_a_redis_without_room_shows_no_head(redis: Redis) -> None:
+    fill(redis, 300)
+    log = log_of(redis)
+    assert log.head() is not None
+    fill(redis, 600)
+    redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(durable.NotDurable, match="no memory"):
+            log.head()
+        assert log.root(600) == merkle.root([leaf(number) for number in range(600)])
+    finally:
+        redis.config_set("maxmemory", 0)
 
 
 def test_a_key_that_is_gone_signs_no_head(redis: Redis) -> None:
