@@ -20,7 +20,7 @@ from benchmarks.cost.rows import LOAD, POOL, read
 from benchmarks.harness.rows import Row
 from benchmarks.harness.statistics import Figure
 from benchmarks.overhead.relay import report as relay
-from benchmarks.overhead.relay.loads import LOADS
+from benchmarks.overhead.relay.loads import LOADS, WARM
 from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.samples import Arm, Samples, per, rounds, split
 from benchmarks.overhead.tables import added
@@ -117,19 +117,25 @@ def cpu(samples: Samples) -> str:
 
 
 def streams(root: Path) -> str:
-    """The relay beside LiteLLM."""
+    """The relay beside a bare forwarder and LiteLLM."""
     bursts = relay.read(root / RESULTS / "relay")
-    lines = []
-    for count, load in sorted(LOADS.items()):
-        cells = [f"{count:,} ({load.rate:,.0f})"]
-        for arm in ("proxy", "litellm"):
+    (idle, *more), lines = sorted(LOADS.items()), []
+    for name, load in [
+        (f"{idle[0]}, from idle", idle[1]),
+        (f"one each {1000 * WARM.spacing:.0f} ms", WARM),
+        *((f"{count:,}", load) for count, load in more),
+    ]:
+        cells = [name]
+        for arm in ("proxy", "floor", "litellm"):
             first, chunk = relay.added_first(bursts, arm, load), relay.chunk_cost(relay.bursts_of(bursts, arm, load))
             cells += [_or_none(first, 2), _or_none(chunk, 0)]
         lines.append(cells)
     head = [
-        "streams (chunks/s in all)",
+        "streams",
         "first token adds, median ms",
         "CPU per chunk, µs",
+        "a bare forwarder: ms",
+        "a bare forwarder: µs",
         "LiteLLM: ms",
         "LiteLLM: µs",
     ]

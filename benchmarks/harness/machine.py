@@ -44,7 +44,8 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions(PACKAGES),
         "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        # Rows that a benchmark writes are no change of what it measures.
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
     }
 
 
