@@ -24,9 +24,9 @@ class StorageSettings(Section):
     Attributes:
         retain: of client keys without their own, what is kept of an answer's evidence once its verdict is final:
             `none`, `rejects` (that of rejected answers), or `all`; never longer than `verification.evidence_ttl`.
-        encryption_keys: keys that evidence, replays and secrets of webhooks are encrypted with in Redis (AES-256-GCM):
-            32 random bytes each in base64, with spaces between. The first one encrypts, all of them decrypt. Without
-            any nothing is encrypted. The proxy and every worker need them.
+        encryption_keys: keys that evidence, replays, what signs receipts, keys of backends and secrets of webhooks are
+            encrypted with in Redis (AES-256-GCM): 32 random bytes each in base64, with spaces between. The first one
+            encrypts, all of them decrypt. Without any nothing is encrypted. The proxy and every worker need them.
         encryption_keys_file: path of a file with such keys, one a line; those come after `encryption_keys`.
     """
 

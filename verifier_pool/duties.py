@@ -16,6 +16,7 @@ from verifier_pool import context, dead_letters, jobs, webhooks
 from verifier_pool.following import Following
 from verifier_pool.link.orders import Order, carry_out
 from verifier_pool.link.queue import VERIFY_QUEUE, WEBHOOK_QUEUE
+from verifier_pool.link.resealing import Resealing
 from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import signer_of
 from verifier_pool.loop import Loop
@@ -87,10 +88,12 @@ def verifying(following: Following, stop: threading.Event) -> Worked:
             use(following.settings)
             following.take = take
             following.look(store.redis)
+            resealing = Resealing(store.redis, store.sealer)
 
             def timer() -> None:
                 here = context.current()
                 sweep_in_turn(store, here.settings.verification)
+                resealing.look()
                 here.standings.fold_left()
 
             def between() -> None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 from redis import Redis
 
+from policies.errors import SealError
 from policies.settings import ClientKey, Settings, StoredKey
 from policies.subscription import Subscription
 from verifier_pool.link import keys, trail
@@ -97,6 +98,23 @@ def rotated(endpoint: Endpoint, sealer: Sealer, secret: str, now: float, overlap
     old = [Secret(each.sealed, until if each.until is None else min(each.until, until)) for each in endpoint.secrets]
     kept = [each for each in old if each.until is not None and each.until > now][: MOST_SECRETS - 1]
     return msgspec.structs.replace(endpoint, secrets=(sealed(sealer, endpoint.id, secret), *kept))
+
+
+def resealed(id: str, stored: bytes, sealer: Sealer) -> bytes | None:
+    """A webhook as it is stored, with its secrets sealed as they would be now; None where they are, or it cannot be
+    read. Raises SealError."""
+    endpoint = _read(stored)
+    if endpoint is None or endpoint.id != id:
+        return None
+    try:
+        found = [base64.b64decode(each.sealed, validate=True) for each in endpoint.secrets]
+    except ValueError as error:
+        raise SealError("a sealed value is no base64") from error
+    if all(map(sealer.is_current, found)):
+        return None
+    plain = [sealer.open(value, _about(id)).decode() for value in found]
+    again = [sealed(sealer, id, text, each.until) for text, each in zip(plain, endpoint.secrets, strict=True)]
+    return msgspec.json.encode(msgspec.structs.replace(endpoint, secrets=tuple(again)))
 
 
 def of_settings(settings: Settings) -> Endpoint | None:

@@ -10,6 +10,7 @@ Proxies and workers look at the version each second. A backend's key is encrypte
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -54,6 +55,23 @@ def opened(found: Mapping[str, Overlay], sealer: Sealer) -> tuple[dict[str, Over
             continue
         made[name] = overlay.model_copy(update={"fields": {**overlay.fields, **secret}, "sealed": {}})
     return made, shut
+
+
+def resealed(name: str, stored: bytes, sealer: Sealer) -> bytes | None:
+    """An overlay as it is stored, with its secrets sealed as they would be now, also those that were not; None where
+    they are, or it cannot be read. Raises SealError."""
+    overlay = read({name.encode(): stored})[0].get(name)
+    if overlay is None:
+        return None
+    plain = {field: overlay.fields[field] for field in SECRET if isinstance(overlay.fields.get(field), str)}
+    others = {field: text for field, text in overlay.sealed.items() if not _is_current(sealer, text)}
+    if not (plain or others):
+        return None
+    plain |= {field: _open(sealer, name, field, text) for field, text in others.items()}
+    fields = {field: value for field, value in overlay.fields.items() if field not in plain}
+    sealed = {**overlay.sealed, **{field: _seal(sealer, name, field, text) for field, text in plain.items()}}
+    made = overlay.model_copy(update={"fields": fields, "sealed": sealed})
+    return made.model_dump_json(exclude_defaults=True).encode()
 
 
 def effective(redis: Redis, settings: Settings) -> Merged:
@@ -225,6 +243,12 @@ def _open(sealer: Sealer, name: str, field: str, text: str) -> str:
     if not is_sealed(data):
         raise SealError("a sealed value is cut off")
     return sealer.open(data, _about(name, field)).decode()
+
+
+def _is_current(sealer: Sealer, text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return sealer.is_current(base64.b64decode(text))
+    return False
 
 
 def _about(name: str, field: str) -> bytes:

@@ -69,6 +69,10 @@ class Sealer:
         """Whether there is a key."""
         return self._first is not None
 
+    def is_current(self, value: bytes) -> bool:
+        """Whether a stored value is as `seal` would write it, so that no other key is needed for it."""
+        return self._first is None or value.startswith(_SEALED + _id_of(self._first))
+
     def seal(self, plain: bytes, about: bytes) -> bytes:
         """A value as it is stored.
 

@@ -1,7 +1,8 @@
 """What signs receipts: the operator's keys, or else keys of its own that are kept in Redis.
 
     receipt-keys  hash: by `kid` a key as JSON: `public`, `since` (Unix second from which it may sign) and, as long as
-                  it may, `seed`; both in base64url, the seed sealed first (`verifier_pool.link.sealing`)
+                  it may, `seed`; both in base64url, the seed sealed first (`verifier_pool.link.sealing`), and again
+                  when that is by another key (`verifier_pool.link.resealing`)
 
 With keys of the operator's, Redis has no say in what signs or is published. Without, a key is made by whoever needs one
 first. A script checks in the step that stores a receipt that its key is published (`receipts.STORE_RECEIPT`), so nobody
@@ -11,8 +12,9 @@ goes on signing with one that is gone.
 from __future__ import annotations
 
 import base64
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +25,12 @@ from redis import Redis
 
 from policies import jws
 from policies.documents import document
-from policies.errors import ReceiptError, SettingsError
+from policies.errors import NoSealingKey, ReceiptError, SealError, SettingsError
 from policies.settings import ReceiptSettings, Settings
 from verifier_pool.link.queue import PREFIX
 from verifier_pool.link.sealing import Sealer
+
+logger = logging.getLogger(__name__)
 
 RECEIPT_KEYS = PREFIX + "receipt-keys"
 REFRESH_SECONDS = 30.0
@@ -35,14 +39,15 @@ OVERLAP_SECONDS = 300.0
 """For how long a new key is published before it signs: longer than anybody keeps what was published (`max-age`)."""
 
 _MAKE = """
-if redis.call('HLEN', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
+if redis.call('HLEN', KEYS[1]) == tonumber(ARGV[3]) then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 """
+"""Lua: make a key where there are as many as were seen."""
 _EXPECTED = "keys of 32 bytes each in base64url (`countersign receipts keygen`), with spaces or line ends between them"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A key in Redis. `key` is None once it signs no more, or where its seed cannot be unsealed here."""
+    """A key in Redis. `key` is None once it signs no more, or where its `seed` cannot be unsealed here."""
 
     kid: str
     public: bytes
@@ -69,6 +74,8 @@ class Signer:
         self._own = read_keys(rules)
         self._known = _public_keys(rules)
         self._held: list[Kept] = []
+        self._opened: dict[str, Ed25519PrivateKey] = {}
+        self._seen = 0
         self._fresh = float("-inf")
 
     def renew(self, settings: ReceiptSettings) -> None:
@@ -114,23 +121,40 @@ class Signer:
     def _current(self) -> Kept:
         if time.monotonic() > self._fresh + REFRESH_SECONDS:
             self._held = self._read() or self._made()
+            if not _signing(self._held) and any(kept.seed for kept in self._held):
+                self._held = self._instead()
             self._fresh = time.monotonic()
         now = time.time()
-        usable = [kept for kept in self._held if kept.key is not None and kept.since <= now]
+        usable = [kept for kept in _signing(self._held) if kept.since <= now]
         if not usable:
             self.forget()
             raise ReceiptError("no key in Redis signs receipts any more; give `receipts.signing_keys`")
         return usable[-1]
 
     def _read(self) -> list[Kept]:
-        return kept_keys(self._redis, self._sealer)
+        """The keys in Redis. One that could be opened once is known as long as this lives."""
+        stored = _stored(self._redis)
+        self._seen = len(stored)
+        found = _kept_in(stored, self._sealer, self._opened)
+        self._opened |= {kept.kid: kept.key for kept in found if kept.key is not None}
+        return found
 
     def _made(self) -> list[Kept]:
-        key = jws.new_key()
+        """The keys in Redis with one more, unless somebody else made one since they were read."""
         # Backdated, so that a clock that is behind uses it too.
-        kid, record = record_of(key, time.time() - OVERLAP_SECONDS, self._sealer)
-        self._redis.eval(_MAKE, 1, RECEIPT_KEYS, kid, record)
+        kid, record = record_of(jws.new_key(), time.time() - OVERLAP_SECONDS, self._sealer)
+        self._redis.eval(_MAKE, 1, RECEIPT_KEYS, kid, record, self._seen)
         return self._read()
+
+    def _instead(self) -> list[Kept]:
+        """Keys, where none of those in Redis can be unsealed any more: no verdict is kept back for that. Raises
+        NoSealingKey where no key seals here, so that another could be read by all."""
+        if not self._sealer.seals:
+            raise NoSealingKey("the keys that sign receipts are sealed, and there are no storage.encryption_keys here")
+        logger.error(
+            "no key that signs receipts can be unsealed with these storage.encryption_keys; another one signs now"
+        )
+        return self._made()
 
 
 def signer_of(redis: Redis, settings: Settings) -> Signer:
@@ -139,13 +163,8 @@ def signer_of(redis: Redis, settings: Settings) -> Signer:
 
 
 def kept_keys(redis: Redis, sealer: Sealer) -> list[Kept]:
-    """The keys in Redis, the one that signs latest last. Raises SealError for a seed that cannot be unsealed."""
-    found = []
-    for kid, stored in cast("dict[bytes, bytes]", redis.hgetall(RECEIPT_KEYS)).items():
-        kept = _kept(kid.decode(errors="replace"), document(stored), sealer)
-        if kept is not None:
-            found.append(kept)
-    return sorted(found, key=lambda each: (each.since, each.kid))
+    """The keys in Redis, the one that signs latest last."""
+    return _kept_in(_stored(redis), sealer, {})
 
 
 def rotate(redis: Redis, sealer: Sealer) -> tuple[str, float]:
@@ -153,10 +172,14 @@ def rotate(redis: Redis, sealer: Sealer) -> tuple[str, float]:
 
     Returns:
         Its `kid`, and from when on it signs (Unix seconds).
+
+    Raises:
+        NoSealingKey: seeds are sealed, and this one could not be.
     """
-    now = time.time()
-    signing = [kept for kept in kept_keys(redis, sealer) if kept.seed]
-    begun = [kept for kept in signing if kept.since <= now]
+    now, found = time.time(), kept_keys(redis, sealer)
+    if not sealer.seals and any(kept.seed and kept.key is None for kept in found):
+        raise NoSealingKey("the keys that sign receipts are sealed, and there are no storage.encryption_keys here")
+    begun = [kept for kept in _signing(found) if kept.since <= now]
     key, since = jws.new_key(), now + OVERLAP_SECONDS
     kid, record = record_of(key, since, sealer)
     with redis.pipeline() as pipeline:
@@ -172,6 +195,17 @@ def record_of(key: Ed25519PrivateKey, since: float, sealer: Sealer) -> tuple[str
     public = jws.public_bytes(key)
     kid = jws.kid_of(public)
     return kid, _record(public, since, sealer.seal(key.private_bytes_raw(), _about(kid)))
+
+
+def resealed(kid: str, stored: bytes, sealer: Sealer) -> bytes | None:
+    """What is kept of a key, with its seed sealed as it would be now; None where it is. Raises SealError."""
+    kept = _record_in(kid, document(stored))
+    if kept is None:
+        return None
+    public, since, seed = kept
+    if seed is None or sealer.is_current(seed):
+        return None
+    return _record(public, since, sealer.seal(sealer.open(seed, _about(kid)), _about(kid)))
 
 
 def read_keys(settings: ReceiptSettings) -> list[Ed25519PrivateKey]:
@@ -206,21 +240,53 @@ def _public_keys(settings: ReceiptSettings) -> Sequence[bytes]:
         raise SettingsError("receipts.public_keys", "public keys of 32 bytes in base64url") from None
 
 
-def _kept(kid: str, stored: dict[str, Any] | None, sealer: Sealer) -> Kept | None:
+def _stored(redis: Redis) -> dict[bytes, bytes]:
+    return cast("dict[bytes, bytes]", redis.hgetall(RECEIPT_KEYS))
+
+
+def _kept_in(stored: Mapping[bytes, bytes], sealer: Sealer, opened: Mapping[str, Ed25519PrivateKey]) -> list[Kept]:
+    """The keys in a hash, the one that signs latest last. `opened` are known, though they cannot be unsealed now."""
+    made = (_kept(kid.decode(errors="replace"), document(data), sealer, opened) for kid, data in stored.items())
+    return sorted((kept for kept in made if kept is not None), key=lambda each: (each.since, each.kid))
+
+
+def _signing(found: Sequence[Kept]) -> list[Kept]:
+    return [kept for kept in found if kept.key is not None]
+
+
+def _kept(
+    kid: str, stored: dict[str, Any] | None, sealer: Sealer, opened: Mapping[str, Ed25519PrivateKey]
+) -> Kept | None:
     """None for what is no key."""
-    try:
-        public = jws.key_bytes(str((stored or {}).get("public")))
-    except ReceiptError:
+    found = _record_in(kid, stored)
+    if found is None:
         return None
-    since, sealed = (stored or {}).get("since"), (stored or {}).get("seed")
+    public, since, seed = found
+    key = None
+    if seed is not None:
+        try:
+            key = jws.key_from(sealer.open(seed, _about(kid)))
+        except SealError:
+            key = opened.get(kid)
+        except ValueError:
+            return None
+        if key is not None and jws.public_bytes(key) != public:
+            return None
+    return Kept(kid, public, since, key, seed is not None)
+
+
+def _record_in(kid: str, stored: dict[str, Any] | None) -> tuple[bytes, float, bytes | None] | None:
+    """The public key, from when on it signs, and its seed as it is stored; None for what is no key."""
+    said = stored or {}
+    since, sealed = said.get("since"), said.get("seed")
+    try:
+        public = jws.key_bytes(str(said.get("public")))
+        seed = base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4)) if isinstance(sealed, str) else None
+    except (ReceiptError, ValueError):
+        return None
     if jws.kid_of(public) != kid or not isinstance(since, int | float):
         return None
-    key = None
-    if isinstance(sealed, str):
-        key = jws.key_from(sealer.open(base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4)), _about(kid)))
-        if jws.public_bytes(key) != public:
-            return None
-    return Kept(kid, public, float(since), key, key is not None)
+    return public, float(since), seed
 
 
 def _record(public: bytes, since: float, seed: bytes | None = None) -> bytes:

@@ -14,6 +14,7 @@ from policies import jws
 from policies.errors import NoSealingKey, ReceiptError, SettingsError
 from policies.settings import ReceiptSettings, parse_settings
 from verifier_pool.link import signing
+from verifier_pool.link.resealing import reseal
 from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer, kept_keys, rotate, signer_of
 
@@ -89,9 +90,56 @@ def test_its_seed_is_sealed_and_opens_nowhere_else(redis: Redis) -> None:
     with pytest.raises(ReceiptError):
         _seed(redis, kid)  # it is longer than a seed
     assert Signer(redis, sealer=sealer).sign(b"{}", "x") == (token, kid)
-    for other in (Sealer(), Sealer([bytes([1]) * 32])):
+    # Who seals nothing would make one that whoever reads Redis can sign with.
+    for ask in (lambda: Signer(redis).sign(b"{}", "x"), lambda: rotate(redis, Sealer())):
         with pytest.raises(NoSealingKey):
-            Signer(redis, sealer=other).sign(b"{}", "x")
+            ask()
+    assert redis.hlen(RECEIPT_KEYS) == 1
+
+
+def test_where_no_seed_can_be_unsealed_another_key_signs(redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    old, new = Sealer([bytes(32)]), Sealer([bytes([1]) * 32])
+    before = Signer(redis, sealer=old)
+    _, first = before.sign(b"{}", "x")
+    token, second = Signer(redis, sealer=new).sign(b"{}", "x")
+    assert second != first
+    assert "no key that signs receipts can be unsealed" in caplog.text
+    # Everybody goes on with what can be opened, all keys are published, and no more are made.
+    before.forget()
+    assert before.sign(b"{}", "x")[1] == first
+    assert Signer(redis, sealer=new).sign(b"{}", "x") == (token, second)
+    assert {jws.kid_of(each) for each in before.published()} == {first, second}
+    third, _ = rotate(redis, new)
+    assert {kept.kid: kept.seed for kept in kept_keys(redis, new)} == {first: True, second: True, third: True}
+
+
+def test_many_make_one_key_where_none_can_be_unsealed(redis: Redis) -> None:
+    Signer(redis, sealer=Sealer([bytes(32)])).sign(b"{}", "x")
+    signers = [Signer(redis, sealer=Sealer([bytes([1]) * 32])) for _ in range(3)]
+    for signer in signers:
+        signer._held = signer._read()
+    assert len({kept.kid for signer in signers for kept in signer._instead()}) == 2
+
+
+def test_what_was_unsealed_once_signs_on(redis: Redis) -> None:
+    """Others may have sealed it anew with a key that this process is yet to be restarted with."""
+    old, new = bytes(32), bytes([1]) * 32
+    signer = Signer(redis, sealer=Sealer([old]))
+    signed = signer.sign(b"{}", "x")
+    assert reseal(redis, Sealer([new, old])) == 1
+    signer.forget()
+    assert signer.sign(b"{}", "x") == signed == Signer(redis, sealer=Sealer([new])).sign(b"{}", "x")
+    assert redis.hlen(RECEIPT_KEYS) == 1
+
+
+@pytest.mark.parametrize("seed", ["", "x", "AAAA", "AGNzAQ" + "A" * 80, "ÿ", "A" * 43])
+def test_a_damaged_key_keeps_no_other_from_signing(redis: Redis, seed: str) -> None:
+    sealer = Sealer([bytes(32)])
+    signed = Signer(redis, sealer=sealer).sign(b"{}", "x")
+    damaged = {"public": GONE, "since": time.time() - 1, "seed": seed}
+    redis.hset(RECEIPT_KEYS, jws.kid_of(jws.key_bytes(GONE)), orjson.dumps(damaged))
+    assert Signer(redis, sealer=sealer).sign(b"{}", "x") == signed
+    assert rotate(redis, sealer)
 
 
 def test_rotation_publishes_before_it_signs(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +166,10 @@ def test_a_key_that_redis_makes_up_signs_nothing(redis: Redis) -> None:
     for junk in (b"", b"[]", b"{}", b'{"public": 5}', orjson.dumps({"public": OLD, "since": 1.0}), stored):
         redis.hset(RECEIPT_KEYS, "another", junk)
         assert [each.kid for each in kept_keys(redis, Sealer())] == [kid]
+    redis.hdel(RECEIPT_KEYS, kid)  # and it keeps nobody from making one
+    assert Signer(redis).sign(b"{}", "x")[1] != kid
+    redis.delete(RECEIPT_KEYS)
+    redis.hset(RECEIPT_KEYS, kid, stored)
     seed = orjson.loads(stored)["seed"]  # type: ignore[arg-type]
     swapped = {"public": jws.key_text(public(OLD)), "since": 1.0, "seed": seed}
     redis.hset(RECEIPT_KEYS, jws.kid_of(public(OLD)), orjson.dumps(swapped))
