@@ -34,6 +34,7 @@ class Overlay(Section):
     Attributes:
         fields: its settings that differ from the file's, by name; all that are needed where `added`.
         sealed: of these the secret ones that are encrypted, in base64 (`verifier_pool.link.overlays`).
+        key_for: the server that its `api_key`, if it has one, was given for (`server_of`); no other one gets it.
         added: it was made here. Where the file names it, too, its settings lie under these.
         removed: it is gone, whatever the file says.
         at: Unix second of the last change. `by`: whose.
@@ -41,6 +42,7 @@ class Overlay(Section):
 
     fields: dict[str, Any] = Field(default_factory=dict)
     sealed: dict[str, str] = Field(default_factory=dict)
+    key_for: str = ""
     added: bool = False
     removed: bool = False
     at: float = 0.0
@@ -58,7 +60,8 @@ class Merged:
 
     Attributes:
         sources: by backend, where it is from.
-        left_out: by backend, why what is laid over it cannot be used; the file's own, if there is one, then holds.
+        left_out: by backend, why what is laid over it cannot be used; the file's own, if there is one, then holds. Of
+            one whose file names another server by now it is the key alone that is left out.
     """
 
     settings: Settings
@@ -81,16 +84,30 @@ def merged(settings: Settings, overlays: Mapping[str, Overlay]) -> Merged:
             left_out[name] = "the settings no longer name it"
             continue
         try:
-            made = patched(below, name, overlay.covered)
+            made, why = laid_over(below, name, overlay)
         except ValueError as error:
             left_out[name] = str(error)
             continue
         if made.model not in settings.models:
             left_out[name] = f"model: {made.model!r} is not among models"
             continue
+        if why:
+            left_out[name] = why
         backends[name] = made
         sources[name] = "redis" if below is None else "both"
     return Merged(settings.model_copy(update={"backends": tuple(backends.values())}), sources, left_out)
+
+
+def laid_over(below: BackendSettings | None, name: str, overlay: Overlay) -> tuple[BackendSettings, str]:
+    """A backend with what is laid over it, and why without the key among that, where the file has moved it since to a
+    server that the key was not given for. Raises ValueError, which names the setting."""
+    fields = overlay.covered
+    made = patched(below, name, fields)
+    if fields.get("api_key") is None or server_of(made.url) == overlay.key_for:
+        return made, ""
+    del fields["api_key"]
+    given = f"given for {overlay.key_for}" if overlay.key_for else "nobody knows what address it was given for"
+    return patched(below, name, fields), f"api_key: {given}, and sent to no other; give it anew"
 
 
 def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any]) -> BackendSettings:
@@ -114,6 +131,14 @@ def patched(below: BackendSettings | None, name: str, fields: Mapping[str, Any])
 def same_host(one: str, other: Any) -> bool:
     """Whether two URLs lead to the same server by the same scheme."""
     return _origin(one) == _origin(other)
+
+
+def server_of(url: Any) -> str:
+    """Where a URL leads, as text, without what it asks for there and who asks; empty where it leads nowhere."""
+    scheme, host, port = _origin(url) or ("", "", None)
+    if not host:
+        return ""
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _origin(url: Any) -> tuple[str, str, int | None] | None:

@@ -132,6 +132,8 @@ def _show(redis: Redis, settings: Settings, arguments: argparse.Namespace) -> li
         facts["from"]
     ]
     rows |= {name: value for name, value in facts["settings"].items() if name != "name" and value not in (None, "")}
+    if why := held.left_out.get(arguments.name):
+        rows["left out"] = why
     width = max(map(len, rows))
     return [f"{name:<{width}}  {plain(_text(value))}" for name, value in rows.items()]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.overlay import DECLARED, HIDDEN, Overlay, merged, patched, shown
+from policies.overlay import DECLARED, HIDDEN, Overlay, merged, patched, server_of, shown
 from policies.settings import BackendSettings, Settings
 from policies.unit import declaration_of
 
@@ -26,8 +26,10 @@ FIELDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "odd": st.just(1),
     },
 )
+SERVERS = st.sampled_from(["", "http://a:80", "http://b:80", "http://x:80", "https://y:1"])
 OVERLAYS = st.dictionaries(
-    st.sampled_from(NAMES), st.builds(Overlay, fields=FIELDS, added=st.booleans(), removed=st.booleans())
+    st.sampled_from(NAMES),
+    st.builds(Overlay, fields=FIELDS, key_for=SERVERS, added=st.booleans(), removed=st.booleans()),
 )
 
 
@@ -94,13 +96,18 @@ def test_whatever_is_laid_over_it_holds_together(overlays: dict[str, Overlay], n
     assert merged(held.settings, {}).settings == held.settings
     for name in NAMES:
         overlay, before, now = overlays.get(name), named(below, name), named(held.settings, name)
-        if overlay is None or (name in held.left_out and not overlay.removed):
-            assert now == before
-        elif overlay.removed:
+        if now is not None and now.api_key is not None and overlay is not None:
+            assert server_of(now.url) == overlay.key_for
+        if overlay is not None and overlay.removed:
             assert now is None
+        elif overlay is None or "given for" not in held.left_out.get(name, "given for"):
+            assert now == before
         else:
             assert now is not None
-            assert now == patched(before, name, overlay.fields)
+            fields = dict(overlay.fields)
+            if name in held.left_out:
+                del fields["api_key"]
+            assert now == patched(before, name, fields)
 
 
 @pytest.mark.parametrize("name", [".", "..", "none", "other"])
@@ -125,6 +132,38 @@ def test_a_key_goes_to_no_other_address(url: str, kept: bool) -> None:
     assert (patched(below, "a", {"url": url}).api_key is not None) is kept
     assert patched(below, "a", {"url": url, "api_key": "sk-b"}).api_key is not None
     assert patched(below, "a", {"drained": True}).api_key == below.api_key
+
+
+def test_a_key_stays_with_the_server_that_it_was_given_for() -> None:
+    over = Overlay(fields={"api_key": "sk-a", "drained": True}, key_for="http://a:80")
+
+    def held(url: str, **more: Any) -> tuple[BackendSettings, str | None]:
+        entry = {"name": "a", "url": url, "model": "m", **more}
+        found = merged(Settings.model_validate({"models": {"m": {}}, "backends": [entry]}), {"a": over})
+        return found.settings.backend("a"), found.left_out.get("a")
+
+    backend, why = held("http://a/elsewhere")
+    assert (backend.api_key and backend.api_key.get_secret_value(), why) == ("sk-a", None)
+    for url in ("http://b", "https://a", "http://a:81"):
+        backend, why = held(url)
+        assert (backend.api_key, backend.drained) == (None, True)
+        assert why == "api_key: given for http://a:80, and sent to no other; give it anew"
+        backend, why = held(url, api_key="sk-of-the-file")
+        assert backend.api_key is not None
+        assert backend.api_key.get_secret_value() == "sk-of-the-file"
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("http://user:pass@H/v1", "http://h:80"),
+        ("https://[::1]:8000//secret", "https://[::1]:8000"),
+        ("http://h:x", ""),
+        (None, ""),
+    ],
+)
+def test_a_server_is_named_without_what_may_let_one_in(url: Any, server: str) -> None:
+    assert server_of(url) == server
 
 
 def test_secrets_are_named_and_not_shown() -> None:

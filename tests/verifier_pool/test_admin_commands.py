@@ -132,6 +132,10 @@ def test_a_key_is_neither_shown_nor_in_a_list_of_processes(
     held = overlays.effective(redis, console.configure()).settings.backend("b1").api_key
     assert held is not None
     assert held.get_secret_value() == "sk-very-secret"
+    # The file moves its backend, and says nothing of a key.
+    moved = console.configure(backends=[{"name": "b1", "url": "http://127.0.0.1:2", "model": "toy"}])
+    assert overlays.effective(redis, moved).settings.backend("b1").api_key is None
+    assert "api_key: given for http://127.0.0.1:1, and sent to no other" in console("backends", "show", "b1")
 
 
 def test_a_key_is_encrypted_where_there_is_a_key_for_that(

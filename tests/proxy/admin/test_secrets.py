@@ -85,6 +85,45 @@ def test_a_key_opens_as_no_other_backends(open_house: Callable[..., House], seco
     assert "belongs to something else" in house.get("/admin/backends")["left_out"]["mine"]
 
 
+@pytest.mark.parametrize("storage", [{}, {"encryption_keys": OLD}], ids=["plain", "sealed"])
+def test_a_key_does_not_follow_where_the_file_moves_its_backend(
+    open_house: Callable[..., House], backend: FakeBackend, second: FakeBackend, storage: dict[str, str]
+) -> None:
+    house = open_house(storage=storage)
+    backend.script = second.script = [wire.whole(wire.BODY)]
+    assert house.admin.patch("/admin/backends/b1", json={"api_key": "sk-first"}).status_code == 200
+    assert house.chat().status_code == 200
+    assert backend.last.headers[b"authorization"] == b"Bearer sk-first"
+    (entry,) = house.tree["backends"]
+    house.change(backends=[entry | {"url": second.url}])
+    wait_until(lambda: house.get("/admin/backends")["left_out"])
+    assert house.get("/admin/backends")["left_out"] == {
+        "b1": f"api_key: given for {backend.url}, and sent to no other; give it anew"
+    }
+    assert house.chat().status_code == 200
+    assert b"authorization" not in second.last.headers
+    assert house.admin.patch("/admin/backends/b1", json={"api_key": "sk-second"}).json()["holds"]
+    assert house.chat().status_code == 200
+    assert second.last.headers[b"authorization"] == b"Bearer sk-second"
+    # Back where it was it has none, for the second one was not given for that.
+    house.change(backends=[entry])
+    wait_until(lambda: house.get("/admin/backends")["left_out"])
+    assert house.chat().status_code == 200
+    assert b"authorization" not in backend.last.headers
+
+
+def test_a_key_opens_for_no_other_server(open_house: Callable[..., House], second: FakeBackend) -> None:
+    """Whoever can write to Redis could else say that it was given for his."""
+    house = open_house(storage={"encryption_keys": OLD})
+    add(house, "http://127.0.0.1:9")
+    new = orjson.loads(stored(house))
+    new["fields"]["url"] = new["key_for"] = second.url
+    house.redis.hset(BACKENDS, "new", orjson.dumps(new))
+    house.redis.set(VERSION, "other")
+    wait_until(lambda: house.names() == ["b1"])
+    assert "belongs to something else" in house.get("/admin/backends")["left_out"]["new"]
+
+
 def test_what_is_shown_is_no_value(house: House) -> None:
     """Whoever sends back what he was shown would else store it."""
     for fields in ({"api_key": HIDDEN}, {"url": f"http://127.0.0.1:9/{HIDDEN}"}):
