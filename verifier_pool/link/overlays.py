@@ -4,7 +4,8 @@
     backends-version  another text after each change of `backends`
 
 Proxies and workers look at the version each second. A backend's key is encrypted where the settings have
-`storage.encryption_keys`, bound to the backend's name, and only proxies open it; else whoever can read Redis reads it.
+`storage.encryption_keys`, bound to the backend's name and to the server that it was given for, and only proxies open
+it; else whoever can read Redis reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from redis import Redis
 
 from policies.errors import Conflict, InvalidRequest, NotFound, SealError, StoreFailed
-from policies.overlay import DECLARED, HIDDEN, SECRET, Merged, Overlay, merged, patched, same_host, shown
+from policies.overlay import DECLARED, HIDDEN, SECRET, Merged, Overlay, laid_over, merged, same_host, server_of, shown
 from policies.settings import BackendSettings, Settings
 from verifier_pool.link import trail
 from verifier_pool.link.queue import PREFIX
@@ -49,7 +50,10 @@ def opened(found: Mapping[str, Overlay], sealer: Sealer) -> tuple[dict[str, Over
     made, shut = dict[str, Overlay](), dict[str, str]()
     for name, overlay in found.items():
         try:
-            secret = {field: _open(sealer, name, field, text) for field, text in overlay.sealed.items()}
+            secret = {
+                field: _open(sealer, _about(name, field, overlay.key_for), text)
+                for field, text in overlay.sealed.items()
+            }
         except SealError as error:
             shut[name] = f"{', '.join(overlay.sealed)}: {error}"
             continue
@@ -67,9 +71,10 @@ def resealed(name: str, stored: bytes, sealer: Sealer) -> bytes | None:
     others = {field: text for field, text in overlay.sealed.items() if not _is_current(sealer, text)}
     if not (plain or others):
         return None
-    plain |= {field: _open(sealer, name, field, text) for field, text in others.items()}
+    about = {field: _about(name, field, overlay.key_for) for field in (*plain, *others)}
+    plain |= {field: _open(sealer, about[field], text) for field, text in others.items()}
     fields = {field: value for field, value in overlay.fields.items() if field not in plain}
-    sealed = {**overlay.sealed, **{field: _seal(sealer, name, field, text) for field, text in plain.items()}}
+    sealed = {**overlay.sealed, **{field: _seal(sealer, about[field], text) for field, text in plain.items()}}
     made = overlay.model_copy(update={"fields": fields, "sealed": sealed})
     return made.model_dump_json(exclude_defaults=True).encode()
 
@@ -111,10 +116,10 @@ class Desk:
     def add(self, name: str, fields: Mapping[str, Any]) -> BackendSettings:
         """A backend that the file does not name. Raises Conflict, InvalidRequest."""
 
-        def change(_: BackendSettings | None, now: BackendSettings | None, __: Overlay | None) -> Overlay:
+        def change(below: BackendSettings | None, now: BackendSettings | None, _: Overlay | None) -> Overlay:
             if now is not None:
                 raise Conflict("there is a backend of that name", param="name")
-            return Overlay(fields=dict(fields), added=True)
+            return _with(Overlay(added=True), fields, below)
 
         return _there(self._do("backend.add", name, change, fields))
 
@@ -122,15 +127,13 @@ class Desk:
         """Other settings for a backend; those that are not named stay, but at another address a key has to be given
         anew: nobody who may change a backend may have its key sent elsewhere. Raises NotFound, InvalidRequest."""
 
-        def change(_: BackendSettings | None, now: BackendSettings | None, over: Overlay | None) -> Overlay:
+        def change(below: BackendSettings | None, now: BackendSettings | None, over: Overlay | None) -> Overlay:
             if now is None:
                 raise NotFound("there is no such backend", code="backend_not_found")
             moves = "url" in fields and not same_host(now.url, fields["url"])
             if moves and now.api_key is not None and "api_key" not in fields:
                 raise InvalidRequest("api_key: another address needs it anew, or null for none", param="api_key")
-            before = over or Overlay()
-            sealed = {field: text for field, text in before.sealed.items() if field not in fields}
-            return before.model_copy(update={"fields": {**before.fields, **fields}, "sealed": sealed})
+            return _with(over or Overlay(), fields, below)
 
         return _there(self._do(action, name, change, fields))
 
@@ -199,7 +202,7 @@ class Desk:
         if over is None or over.removed:
             return None if over is not None else below
         try:
-            made = patched(below, name, over.covered)
+            made, _ = laid_over(below, name, over)
         except ValueError as error:
             key, _, said = str(error).partition(": ")
             raise InvalidRequest(f"{key}: {said}", param=key) from error
@@ -217,12 +220,12 @@ class Desk:
         fields = {field: plain[field] for field in wanted.fields}
         sealed = dict(wanted.sealed)
         for field in SECRET:
-            if fields.get(field) is None:
+            secret = wanted.fields.get(field)
+            if secret is None:
                 continue
-            secret = getattr(made, field).get_secret_value()
             if self._sealer.seals:
                 del fields[field]
-                sealed[field] = _seal(self._sealer, name, field, secret)
+                sealed[field] = _seal(self._sealer, _about(name, field, wanted.key_for), secret)
             elif over is not None and field in over.sealed:
                 raise InvalidRequest(f"{field}: encrypted so far; storage.encryption_keys is needed", param=field)
             else:
@@ -230,11 +233,21 @@ class Desk:
         return wanted.model_copy(update={"fields": fields, "sealed": sealed})
 
 
-def _seal(sealer: Sealer, name: str, field: str, secret: str) -> str:
-    return base64.b64encode(sealer.seal(secret.encode(), _about(name, field))).decode()
+def _with(over: Overlay, fields: Mapping[str, Any], below: BackendSettings | None) -> Overlay:
+    """An overlay that says these, too. A key among them is for the server that the backend is at by then."""
+    every = {**over.fields, **fields}
+    sealed = {field: text for field, text in over.sealed.items() if field not in fields}
+    key_for = over.key_for
+    if any(field in fields for field in SECRET):
+        key_for = server_of(every.get("url") if below is None or "url" in every else below.url)
+    return over.model_copy(update={"fields": every, "sealed": sealed, "key_for": key_for})
 
 
-def _open(sealer: Sealer, name: str, field: str, text: str) -> str:
+def _seal(sealer: Sealer, about: bytes, secret: str) -> str:
+    return base64.b64encode(sealer.seal(secret.encode(), about)).decode()
+
+
+def _open(sealer: Sealer, about: bytes, text: str) -> str:
     """Raises SealError."""
     try:
         data = base64.b64decode(text, validate=True)
@@ -242,7 +255,7 @@ def _open(sealer: Sealer, name: str, field: str, text: str) -> str:
         raise SealError("a sealed value is no base64") from error
     if not is_sealed(data):
         raise SealError("a sealed value is cut off")
-    return sealer.open(data, _about(name, field)).decode()
+    return sealer.open(data, about).decode()
 
 
 def _is_current(sealer: Sealer, text: str) -> bool:
@@ -251,9 +264,9 @@ def _is_current(sealer: Sealer, text: str) -> bool:
     return False
 
 
-def _about(name: str, field: str) -> bytes:
-    """What a secret belongs to: none opens as another backend's, which may be at another address."""
-    return f"{BACKENDS}:{name}:{field}".encode()
+def _about(name: str, field: str, server: str) -> bytes:
+    """What a secret belongs to: none opens as another backend's, or for another server than it was given for."""
+    return f"{BACKENDS}:{name}:{field}:{server}".encode()
 
 
 def _there(backend: BackendSettings | None) -> BackendSettings:
