@@ -122,8 +122,8 @@ def _told(store: Store, settings: Settings, directory: Directory) -> int:
         ]
         retries = max((retries_of(settings, endpoint.id) for endpoint, _ in told), key=sum, default=())
         made = deliveries.plan(store.redis, settings.deliveries, retries, happened, told, id)
-        if made and len(made) < len(told):
-            metrics.undelivered("dropped", len(told) - len(made))
+        if made.dropped:
+            metrics.undelivered("dropped", made.dropped)
             logger.error("too much waits for a webhook; an event is dropped for it", extra={"id": id})
     return len(ids)
 
@@ -235,8 +235,10 @@ def dead_letter(job_id: str, reason: str) -> None:
     """A delivery failed for good. One whose sender was killed too often does not know it yet."""
     logger.error("%s is a dead letter: %s", job_id, reason)
     context = current()
-    found = deliveries.find(context.store.redis, job_id.removeprefix("webhook-"))
-    if found is not None and found.status not in OVER:
+    found = deliveries.find(context.store.redis, id := job_id.removeprefix("webhook-"))
+    if found is None:
+        deliveries.drop(context.store.redis, id)
+    elif found.status not in OVER:
         deliveries.end(context.store.redis, found, context.settings.deliveries, clock(), status="failed")
 
 
@@ -256,6 +258,7 @@ def _unknown(context: Context, id: str) -> str:
     if id.startswith(EVENT) or "-" not in id:
         context.store.redis.zadd(OUTBOX, {id: clock()})
         return "told anew"
+    deliveries.drop(context.store.redis, id)
     return "gone"
 
 

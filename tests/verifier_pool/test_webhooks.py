@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from redis import Redis
@@ -22,7 +23,7 @@ from verifier_pool.link import deliveries, delivery_log, endpoints, events
 from verifier_pool.link.deliveries import UNQUEUED, Delivery
 from verifier_pool.link.endpoints import SETTINGS, Directory
 from verifier_pool.link.fair import FairQueue
-from verifier_pool.link.queue import OUTBOX, WEBHOOK_QUEUE, event_key, verdict_key
+from verifier_pool.link.queue import ENDPOINTS, OUTBOX, PREFIX, WEBHOOK_QUEUE, event_key, verdict_key
 from verifier_pool.store import Store
 from verifier_pool.webhooks import next_wait, pause, verify_signature
 
@@ -276,6 +277,15 @@ def test_what_is_too_much_for_a_webhook_is_dropped_and_leaves_a_gap(redis: Redis
     assert state(redis, rules)["dropped"] == 2
 
 
+def test_what_is_dropped_for_the_only_webhook_is_counted_too(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url, webhook={"url": "https://x.test/", "secret": SECRET}).deliveries
+    endpoint = endpoints.Endpoint(id=SETTINGS, url="https://x.test/")
+    happened = events.Happened(ID, "", "", 5.5, {}, "t")
+    one = rules.model_copy(update={"waiting": 1})
+    made = [deliveries.plan(redis, one, (), happened, [(endpoint, "t")]) for _ in range(2)]
+    assert made == [(["settings-1"], 0), ([], 1)]
+
+
 def test_the_log_is_bounded_and_expires(redis: Redis, valkey_url: str) -> None:
     with listening(Receiver(status(200))) as receiver:
         rules = hooked(valkey_url, receiver, deliveries={"log": 3, "log_ttl": 100})
@@ -297,7 +307,7 @@ def test_an_event_is_planned_once_whoever_dies_in_between(redis: Redis, valkey_u
     assert happened is not None
     assert endpoint is not None
     made = [deliveries.plan(redis, rules.deliveries, (), happened, [(endpoint, "t")], ID) for _ in range(2)]
-    assert made == [["settings-1"], []]
+    assert [each.ids for each in made] == [["settings-1"], []]
     assert redis.zrange(UNQUEUED, 0, -1) == [b"settings-1"]
     # Killed here: the next process queues it.
     webhooks.drain_outbox(store, rules, Directory(redis))
@@ -317,6 +327,48 @@ def test_a_job_of_an_earlier_release_is_told_anew(redis: Redis, valkey_url: str)
         run(redis, rules)
         run(redis, rules)
     assert len(receiver.requests) == 1
+
+
+def test_what_expired_takes_nobodys_place(redis: Redis, valkey_url: str) -> None:
+    with listening(Receiver(status(200))) as receiver:
+        rules = hooked(valkey_url, receiver, deliveries={"waiting": 2})
+        store = Store(redis, verdict_ttl=600, webhook=True)
+        for number in range(2):
+            store.settle(unverified(f"{number:032x}", "backlog", None, 5.5), None)
+        webhooks.drain_outbox(store, rules, Directory(redis))
+        lost = deliveries.find(redis, "settings-1")
+        assert lost is not None
+        # As after an outage of every sender that is longer than deliveries are kept.
+        redis.delete(*redis.keys(deliveries.delivery_key("*")))
+        assert deliveries.begin(redis, lost, receiver.url, 1, 0.0)[0] == "gone"
+        assert redis.zrange(deliveries.waiting_key(SETTINGS), 0, -1) == [b"settings-2"]
+        run(redis, rules)
+        assert not redis.exists(deliveries.waiting_key(SETTINGS))
+        run(redis, rules, *[f"{number:032x}" for number in (8, 9)])
+    assert sorted(orjson.loads(body)["sequence"] for _, body in receiver.requests) == [3, 4]
+    assert state(redis, rules)["dropped"] == 0
+
+
+def test_of_a_webhook_that_was_removed_nothing_is_written(redis: Redis, valkey_url: str) -> None:
+    rules = settings(valkey_url).deliveries
+    endpoint = endpoints.Endpoint(id="we_x", url="https://x.test/")
+    stored = msgspec.json.encode(endpoint)
+    happened = events.Happened(ID, "", "", 5.5, {}, "t")
+
+    def plan() -> deliveries.Planned:
+        return deliveries.plan(redis, rules, (), happened, [(endpoint, "t")])
+
+    redis.hset(ENDPOINTS, "we_x", stored)
+    assert plan() == (["we_x-1"], 0)
+    under_way = deliveries.find(redis, "we_x-1")
+    assert under_way is not None
+    redis.delete(ENDPOINTS)
+    delivery_log.forget(redis, "we_x")
+    # By a sender that read the directory before.
+    assert plan() == ([], 0)
+    for outcome in ("good", "bad", "gone"):
+        deliveries.end(redis, under_way, rules, 5.5, status="failed", outcome=outcome, url=endpoint.url)
+    assert redis.keys(f"{PREFIX}webhook-*") == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 from redis import Redis
@@ -30,10 +30,10 @@ from policies.settings import DeliverySettings
 from policies.subscription import TEST
 from verifier_pool import RQ_PREFIX
 from verifier_pool.link.delivery_scripts import AGAIN, BEGIN, END, PLAN, POSTPONE
-from verifier_pool.link.endpoints import Endpoint
+from verifier_pool.link.endpoints import SETTINGS, Endpoint
 from verifier_pool.link.events import Happened
 from verifier_pool.link.fair import LANES, FairQueue
-from verifier_pool.link.queue import OUTBOX, PREFIX, RETRY_SECONDS, WEBHOOK_JOB, WEBHOOK_QUEUE
+from verifier_pool.link.queue import ENDPOINTS, OUTBOX, PREFIX, RETRY_SECONDS, WEBHOOK_JOB, WEBHOOK_QUEUE
 
 UNQUEUED = PREFIX + "webhook-unqueued"
 OVER = ("delivered", "failed")
@@ -46,6 +46,13 @@ SLACK_SECONDS = 86_400
 _DELIVERY = PREFIX + "webhook-delivery:"
 _LOCK = PREFIX + "webhook-queueing"
 _BATCH = 500
+
+
+class Planned(NamedTuple):
+    """The deliveries that were made of an event, and for how many webhooks it was dropped."""
+
+    ids: list[str]
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +140,29 @@ def plan(
     happened: Happened,
     targets: Sequence[tuple[Endpoint, str]],
     entry: str = "",
-) -> list[str]:
-    """Make a delivery of an event for each webhook, and take its entry out of the outbox, all or nothing; returns the
-    deliveries' ids. Fewer than `targets` where others wait there already, none where somebody did it before.
+) -> Planned:
+    """Make a delivery of an event for each webhook, and take its entry out of the outbox, all or nothing. It is dropped
+    where too many wait there already. There are none where somebody did it before, or the webhooks were removed.
 
     Args:
         targets: webhooks, each with the type of its message.
         retries: the longest of theirs.
     """
-    keys = [OUTBOX, UNQUEUED]
+    keys = [OUTBOX, UNQUEUED, ENDPOINTS]
     kept = round(lifetime(retries)) + rules.log_ttl
     arguments: list[Any] = [entry, f"{time.time():.3f}", kept, rules.waiting, _DELIVERY, happened.id, happened.about]
+    arguments.append(SETTINGS)
     for endpoint, type in targets:
         keys += [state_key(endpoint.id), waiting_key(endpoint.id)]
         arguments += [endpoint.id, type, *happened.body(type)]
-    return [id.decode() for id in cast("list[bytes]", redis.eval(PLAN, len(keys), *keys, *arguments))]
+    dropped, *ids = cast("list[Any]", redis.eval(PLAN, len(keys), *keys, *arguments))
+    return Planned([id.decode() for id in ids], int(dropped))
 
 
 def test(redis: Redis, rules: DeliverySettings, retries: Sequence[int], endpoint: Endpoint, id: str, by: str) -> str:
     """Send a webhook an event that says nothing; returns the delivery's id, '' where too many wait before it."""
     happened = Happened(id, "", "", time.time(), {"by": by}, TEST)
-    return next(iter(plan(redis, rules, retries, happened, [(endpoint, TEST)])), "")
+    return next(iter(plan(redis, rules, retries, happened, [(endpoint, TEST)]).ids), "")
 
 
 def queue_up(redis: Redis, rules: DeliverySettings) -> int:
@@ -227,6 +236,11 @@ def end(
     arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, rules.log, _DELIVERY]
     arguments += [f"{paused:.3f}", url, rules.disable_after]
     return cast(bytes, redis.eval(END, len(keys), *keys, *arguments)).decode()
+
+
+def drop(redis: Redis, id: str) -> None:
+    """Of a delivery that is no more nothing waits."""
+    redis.zrem(waiting_key(id.rpartition("-")[0]), id)
 
 
 def postpone(redis: Redis, delivery: Delivery, until: float) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 PLAN = """
-if ARGV[1] ~= '' and redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return {} end
-local made, at = {}, 8
-for n = 1, (#ARGV - 7) / 4 do
-  local state, waiting = KEYS[1 + 2 * n], KEYS[2 + 2 * n]
-  local number = redis.call('HINCRBY', state, 'sequence', 1)
-  if redis.call('ZCARD', waiting) >= tonumber(ARGV[4]) then
+if ARGV[1] ~= '' and redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return {0} end
+local made, at = {0}, 9
+for n = 1, (#ARGV - 8) / 4 do
+  local state, waiting = KEYS[2 + 2 * n], KEYS[3 + 2 * n]
+  local known = ARGV[at] == ARGV[8] or redis.call('HEXISTS', KEYS[3], ARGV[at]) == 1
+  local number = known and redis.call('HINCRBY', state, 'sequence', 1)
+  if known and redis.call('ZCARD', waiting) >= tonumber(ARGV[4]) then
     redis.call('HINCRBY', state, 'dropped', 1)
-  else
+    made[1] = made[1] + 1
+  elseif known then
     local id = ARGV[at] .. '-' .. number
     redis.call('HSET', ARGV[5] .. id, 'event', ARGV[6], 'about', ARGV[7], 'type', ARGV[at + 1], 'created', ARGV[2],
       'body', ARGV[at + 2] .. number .. ARGV[at + 3], 'status', 'waiting', 'tries', 0, 'since', ARGV[2])
@@ -24,17 +26,21 @@ end
 return made
 """
 """Lua: take an event out of the outbox and make a delivery of it for every webhook that is told, or nothing where
-somebody did it before. A number is given even to what is dropped, so that whoever counts sees it.
+somebody did it before. A number is given even to what is dropped, so that whoever counts sees it. A webhook that was
+removed is told nothing, and nothing of it is written again.
 
-KEYS: `outbox`, `webhook-unqueued`, and of each webhook its state and what waits for it. ARGV: the entry of the outbox
-('' for none), Unix second, seconds that a delivery is kept, how many may wait, how keys of deliveries begin, the
-event's id, what it is about, and of each webhook its id, the type, and the body before and after its number. Returns
-ids.
+KEYS: `outbox`, `webhook-unqueued`, `webhooks`, and of each webhook its state and what waits for it. ARGV: the entry of
+the outbox ('' for none), Unix second, seconds that a delivery is kept, how many may wait, how keys of deliveries begin,
+the event's id, what it is about, the id of the webhook of the settings, and of each webhook its id, the type, and the
+body before and after its number. Returns for how many it was dropped, and ids.
 """
 
 BEGIN = """
 local status = redis.call('HGET', KEYS[1], 'status')
-if not status then return {'gone', '0', 0} end
+if not status then
+  redis.call('ZREM', KEYS[4], ARGV[1])
+  return {'gone', '0', 0}
+end
 if status == 'delivered' or status == 'failed' then return {'over', '0', 0} end
 local off = redis.call('HGET', KEYS[2], 'disabled')
 if off and redis.call('HGET', KEYS[2], 'disabled_url') == ARGV[5] then return {'off', off, 0} end
@@ -65,6 +71,7 @@ POSTPONE = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1
 END = """
 redis.call('ZREM', KEYS[3], ARGV[1])
 local known = redis.call('EXISTS', KEYS[1]) == 1
+if not known then redis.call('ZREM', KEYS[4], ARGV[1]) end
 local outcome, status, now = ARGV[3], ARGV[4], ARGV[2]
 if known then
   redis.call('HSET', KEYS[1], 'status', status, 'attempts', ARGV[5], 'tries', ARGV[6], 'next', ARGV[7])
@@ -80,6 +87,7 @@ if known then
     end
   end
 end
+if redis.call('EXISTS', KEYS[2]) == 0 then return '' end
 if outcome == 'good' then
   redis.call('HDEL', KEYS[2], 'failures', 'failing_since', 'paused')
   redis.call('HSET', KEYS[2], 'delivered_at', now)
@@ -96,7 +104,7 @@ elseif outcome == 'bad' or outcome == 'gone' then
 end
 return ''
 """
-"""Lua: note what came of a delivery, or of a try.
+"""Lua: note what came of a delivery, or of a try. Of what is gone, it or its webhook, nothing is written.
 
 KEYS: those of `BEGIN`, what is over. ARGV: id, Unix second; `good`, `bad`, `gone` (410) or '' of what the receiver
 did; status, tries as JSON, their number, Unix second of the next one; its sequence number, seconds and number of what
