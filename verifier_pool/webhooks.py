@@ -43,6 +43,8 @@ JITTER = 0.1
 MAX_RETRY_AFTER = 6 * 3600
 MAX_PAUSE = 3600
 """Seconds for which nothing else is tried at a webhook that failed, at most: so long it may be back unnoticed."""
+SLOW = 3.0
+"""Seconds after which a receiver that answers was slow: who works before it answers is held up by itself alone."""
 A_SECOND = 50
 """Deliveries that come back in a second after their webhook rested, about."""
 BATCH = 500
@@ -178,7 +180,7 @@ def _try(context: Context, endpoint: Endpoint, found: Delivery, *, failures: int
     now = clock()
     answered = {"status": outcome.status} if outcome.status is not None else {"error": outcome.error}
     attempt: dict[str, Any] = {"at": round(now, 3), **answered, "milliseconds": round(1000 * seconds)}
-    noted: dict[str, Any] = {"url": endpoint.url, "attempt": attempt}
+    noted: dict[str, Any] = {"url": endpoint.url, "attempt": attempt, "slow": seconds >= SLOW}
     redis, rules = context.store.redis, settings.deliveries
     if outcome.delivered:
         deliveries.end(redis, found, rules, now, status="delivered", outcome="good", **noted)

@@ -2,13 +2,16 @@
 
     webhook-delivery:ID     hash: one delivery. `event`, `about`, `type`, `created`, `body` (the very bytes that are
                             sent), `status` (waiting, sending, retrying, delivered, failed), `tries`, `attempts` (JSON,
-                            the latest), `since` and `next` (Unix seconds)
+                            the latest), `since` and `next` (Unix seconds), `tenant` (`Endpoint.tenant`)
     webhook-state:WEBHOOK   hash: `sequence`, the last number given; `dropped`; `failures` in a row, `failing_since`,
                             `paused` until when, `disabled` (gone, failing), `disabled_url`, `disabled_at`,
                             `delivered_at`
     webhook-waiting:WEBHOOK sorted set of its deliveries that are not over, scored by number
     webhook-over:WEBHOOK    sorted set of those that are and are kept, likewise
     webhook-sending:WEBHOOK sorted set of those that are being sent, scored by until when they may be
+    webhook-tenant-sending:TENANT, webhook-slow-sending   likewise, of all that a tenant has, and of all tenants that were
+                            slow lately
+    webhook-slow:TENANT     is there while a tenant counts as slow
     webhook-unqueued        sorted set of deliveries without a job, scored by the second since when
 
 A delivery's id is its webhook's with its number in the order in which that is told.
@@ -40,10 +43,14 @@ OVER = ("delivered", "failed")
 JOB_TIMEOUT = 60
 LEASE_SECONDS = 30
 """Seconds after which a try is over whose sender died: longer than any takes."""
+SLOW_FOR = 300
+"""Seconds for which a tenant counts as slow after one of its receivers was: long enough that being quick in between
+gains it nothing."""
 MOST_ATTEMPTS = 20
 """Tries of one delivery that are kept."""
 SLACK_SECONDS = 86_400
 _DELIVERY = PREFIX + "webhook-delivery:"
+_SLOW_SENDING = PREFIX + "webhook-slow-sending"
 _LOCK = PREFIX + "webhook-queueing"
 _BATCH = 500
 
@@ -70,11 +77,12 @@ class Delivery:
     created: float
     since: float
     next: float | None
+    tenant: str
 
     @property
     def endpoint(self) -> str:
         """Id of its webhook."""
-        return self.id.rpartition("-")[0]
+        return _endpoint_of(self.id)
 
     @property
     def number(self) -> int:
@@ -154,7 +162,7 @@ def plan(
     arguments.append(SETTINGS)
     for endpoint, type in targets:
         keys += [state_key(endpoint.id), waiting_key(endpoint.id)]
-        arguments += [endpoint.id, type, *happened.body(type)]
+        arguments += [endpoint.id, type, *happened.body(type), endpoint.tenant]
     dropped, *ids = cast("list[Any]", redis.eval(PLAN, len(keys), *keys, *arguments))
     return Planned([id.decode() for id in ids], int(dropped))
 
@@ -173,17 +181,22 @@ def queue_up(redis: Redis, rules: DeliverySettings) -> int:
     try:
         ids = [id.decode() for id in cast("list[bytes]", redis.zrange(UNQUEUED, 0, _BATCH - 1))]
         for start in range(0, len(ids), 50):
+            chunk = ids[start : start + 50]
+            pipeline = redis.pipeline(transaction=False)
+            for id in chunk:
+                pipeline.hget(delivery_key(id), "tenant")
+            tenants = pipeline.execute()
             with redis.pipeline() as pipeline:
                 pipeline.multi()  # rq wants to begin it
-                for id in ids[start : start + 50]:
-                    _enqueue(queue, pipeline, rules, id)
+                for id, tenant in zip(chunk, tenants, strict=True):
+                    _enqueue(queue, pipeline, rules, id, tenant.decode() if tenant else _endpoint_of(id))
                 pipeline.execute()
         return len(ids)
     finally:
         redis.delete(_LOCK)
 
 
-def _enqueue(queue: FairQueue, pipeline: Any, rules: DeliverySettings, id: str) -> None:
+def _enqueue(queue: FairQueue, pipeline: Any, rules: DeliverySettings, id: str, tenant: str) -> None:
     job = job_of(id)
     # Of an earlier round, where it is sent again.
     pipeline.delete(Job.key_for(job), f"{RQ_PREFIX}:results:{job}")
@@ -199,15 +212,14 @@ def _enqueue(queue: FairQueue, pipeline: Any, rules: DeliverySettings, id: str) 
         failure_ttl=rules.log_ttl,
         # Spent only when a process is killed at it; what receivers answer is counted with the delivery.
         retry=Retry(max=len(RETRY_SECONDS), interval=list(RETRY_SECONDS)),
-        meta={"lane": len(LANES), "tenant": id.rpartition("-")[0], "tokens": 1, "size": 0},
+        meta={"lane": len(LANES), "tenant": tenant, "tokens": 1, "size": 0},
     )
     pipeline.zrem(UNQUEUED, id)
 
 
 def begin(redis: Redis, delivery: Delivery, url: str, most: int, now: float) -> tuple[str, str, int]:
     """Whether it may be tried now; see `delivery_scripts.BEGIN`."""
-    keys = [delivery_key(delivery.id), state_key(delivery.endpoint), sending_key(delivery.endpoint)]
-    keys.append(waiting_key(delivery.endpoint))
+    keys = _keys(delivery)
     arguments: list[Any] = [delivery.id, f"{now:.3f}", f"{now + LEASE_SECONDS:.3f}", most, url]
     word, more, waiting = cast("list[Any]", redis.eval(BEGIN, len(keys), *keys, *arguments))
     return word.decode(), more.decode(), int(waiting)
@@ -225,22 +237,21 @@ def end(
     attempt: Mapping[str, Any] | None = None,
     next: float | None = None,
     paused: float = 0.0,
+    slow: bool = False,
 ) -> str:
-    """Note what came of a delivery or of a try (`attempt`); returns why its webhook was switched off by it, or ''."""
+    """Note what came of a delivery or of a try (`attempt`), and that it was `slow`; returns why its webhook was switched off by it, or ''."""
     attempts = [*delivery.attempts, *([] if attempt is None else [attempt])][-MOST_ATTEMPTS:]
     tries = delivery.tries + (outcome != "")
-    endpoint = delivery.endpoint
-    keys = [delivery_key(delivery.id), state_key(endpoint), sending_key(endpoint), waiting_key(endpoint)]
-    keys.append(over_key(endpoint))
+    keys = [*_keys(delivery), over_key(delivery.endpoint)]
     arguments: list[Any] = [delivery.id, f"{now:.3f}", outcome, status, orjson.dumps(attempts), tries]
     arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, rules.log, _DELIVERY]
-    arguments += [f"{paused:.3f}", url, rules.disable_after]
+    arguments += [f"{paused:.3f}", url, rules.disable_after, SLOW_FOR if slow else 0]
     return cast(bytes, redis.eval(END, len(keys), *keys, *arguments)).decode()
 
 
 def drop(redis: Redis, id: str) -> None:
     """Of a delivery that is no more nothing waits."""
-    redis.zrem(waiting_key(id.rpartition("-")[0]), id)
+    redis.zrem(waiting_key(_endpoint_of(id)), id)
 
 
 def postpone(redis: Redis, delivery: Delivery, until: float) -> None:
@@ -286,7 +297,19 @@ def read(id: str, stored: Mapping[bytes, bytes]) -> Delivery | None:
         times["created"] or 0.0,
         times["since"] or 0.0,
         times["next"],
+        held.get("tenant", b"").decode() or _endpoint_of(id),
     )
+
+
+def _endpoint_of(id: str) -> str:
+    return id.rpartition("-")[0]
+
+
+def _keys(delivery: Delivery) -> list[str]:
+    """Those of `BEGIN`."""
+    endpoint, tenant = delivery.endpoint, delivery.tenant
+    keys = [delivery_key(delivery.id), state_key(endpoint), sending_key(endpoint), waiting_key(endpoint)]
+    return [*keys, f"{PREFIX}webhook-tenant-sending:{tenant}", _SLOW_SENDING, f"{PREFIX}webhook-slow:{tenant}"]
 
 
 def second(text: str | None) -> float | None:

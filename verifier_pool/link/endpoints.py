@@ -65,6 +65,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What it takes."""
         return Subscription.model_validate(self.wanted)
 
+    @property
+    def tenant(self) -> str:
+        """Whose turn its deliveries take, and who is held back when its receivers are slow: all webhooks of a client
+        key are one; of the operator's each is one."""
+        return self.owner or self.id
+
 
 _decoder = msgspec.json.Decoder(Endpoint)
 
