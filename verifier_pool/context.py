@@ -10,7 +10,7 @@ from policies.case import sha256
 from policies.errors import ProfileError, SettingsError
 from policies.profile import Profile
 from policies.settings import ModelSettings, Settings
-from verifier_pool.link.endpoints import Directory
+from verifier_pool.link.directory import Directory
 from verifier_pool.parts import Parts
 from verifier_pool.profiles import name_of, read_profile
 from verifier_pool.reference import open_reference

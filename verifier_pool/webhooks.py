@@ -25,7 +25,8 @@ from verifier_pool import delivery, metrics
 from verifier_pool.context import Context, current
 from verifier_pool.link import deliveries, events
 from verifier_pool.link.deliveries import OVER, Delivery
-from verifier_pool.link.endpoints import SETTINGS, Directory, Endpoint, any_registered, secrets_of
+from verifier_pool.link.directory import Directory
+from verifier_pool.link.endpoints import SETTINGS, Endpoint, any_registered, secrets_of
 from verifier_pool.link.events import Happened
 from verifier_pool.link.queue import EVENT, OUTBOX
 from verifier_pool.link.telemetry import names
@@ -46,7 +47,7 @@ MAX_PAUSE = 3600
 SLOW = 3.0
 """Seconds after which a receiver that answers was slow: who works before it answers is held up by itself alone."""
 A_SECOND = 50
-"""Deliveries that come back in a second after their webhook rested, about."""
+"""Deliveries of a tenant that come back in a second after their webhook rested, about; fewer where it has others."""
 BATCH = 500
 DRAIN_SECONDS = 0.5
 _AGAIN = 10**6
@@ -106,7 +107,7 @@ def drain_outbox(store: Store, settings: Settings, directory: Directory) -> int:
 
 def _told(store: Store, settings: Settings, directory: Directory) -> int:
     """Make deliveries of the first events in the outbox; returns how many those were."""
-    found = directory.all(settings)
+    directory.refresh(settings)
     ids = store.outbox(BATCH)
     for id in ids:
         happened = _happened(store, settings, id)
@@ -115,13 +116,7 @@ def _told(store: Store, settings: Settings, directory: Directory) -> int:
             logger.error("an event expired before any webhook could be told of it", extra={"id": id})
             store.sent(id)
             continue
-        of = None if happened.verification is None else str(happened.verification.get("owner", ""))
-        told = [
-            (endpoint, type)
-            for endpoint in found.values()
-            if (type := happened.type_for(endpoint.subscription)) is not None
-            and directory.may_hear(endpoint, settings, of=of)
-        ]
+        told = directory.told(happened, settings)
         retries = max((retries_of(settings, endpoint.id) for endpoint, _ in told), key=sum, default=())
         made = deliveries.plan(store.redis, settings.deliveries, retries, happened, told, id)
         if made.dropped:
@@ -144,7 +139,7 @@ def deliver(id: str) -> str | Retry:
         return _unknown(context, id)
     if found.status in OVER:
         return found.status
-    endpoint = context.directory.all(settings).get(found.endpoint)
+    endpoint = context.directory.find(found.endpoint, settings)
     if endpoint is None:
         _give_up(context, found, "", "removed", "its webhook was removed")
     if not context.directory.is_there(endpoint, settings):
@@ -157,7 +152,7 @@ def deliver(id: str) -> str | Retry:
         case "off":
             _give_up(context, found, endpoint.url, "switched_off", f"its webhook is switched off ({more})")
         case "paused" | "busy":
-            wait = max(float(more) - now, 0.0) + random.uniform(1.0, 3.0 + waiting / A_SECOND)
+            wait = max(float(more) - now, 0.0) + random.uniform(1.0, 3.0 + waiting * context.directory.beside(endpoint) / A_SECOND)
             if now + wait > found.since + deliveries.lifetime(retries_of(settings, endpoint.id)):
                 _give_up(context, found, endpoint.url, "down", "its webhook failed for as long as it may be tried")
             deliveries.postpone(redis, found, now + wait)

@@ -21,7 +21,8 @@ from tests.verifier_pool.toy import settings
 from verifier_pool import delivery, webhooks, worker
 from verifier_pool.link import deliveries, delivery_log, endpoints, events
 from verifier_pool.link.deliveries import UNQUEUED, Delivery
-from verifier_pool.link.endpoints import SETTINGS, Directory
+from verifier_pool.link.directory import Directory
+from verifier_pool.link.endpoints import SETTINGS
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import ENDPOINTS, OUTBOX, PREFIX, WEBHOOK_QUEUE, event_key, verdict_key
 from verifier_pool.store import Store

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,9 +17,9 @@ import msgspec
 from redis import Redis
 
 from policies.errors import SealError
-from policies.settings import ClientKey, Settings, StoredKey
+from policies.settings import Settings
 from policies.subscription import Subscription
-from verifier_pool.link import keys, trail
+from verifier_pool.link import trail
 from verifier_pool.link.queue import ENDPOINTS, PREFIX
 from verifier_pool.link.sealing import Sealer
 
@@ -109,7 +108,7 @@ def rotated(endpoint: Endpoint, sealer: Sealer, secret: str, now: float, overlap
 def resealed(id: str, stored: bytes, sealer: Sealer) -> bytes | None:
     """A webhook as it is stored, with its secrets sealed as they would be now; None where they are, or it cannot be
     read. Raises SealError."""
-    endpoint = _read(stored)
+    endpoint = read(stored)
     if endpoint is None or endpoint.id != id:
         return None
     try:
@@ -131,7 +130,7 @@ def of_settings(settings: Settings) -> Endpoint | None:
 
 def every(redis: Redis, settings: Settings) -> list[Endpoint]:
     """All webhooks, that of the settings first, the others as they were made."""
-    found = [each for each in map(_read, cast("list[bytes]", redis.hvals(ENDPOINTS))) if each is not None]
+    found = [each for each in map(read, cast("list[bytes]", redis.hvals(ENDPOINTS))) if each is not None]
     own = of_settings(settings)
     return [*([] if own is None else [own]), *sorted(found, key=lambda each: (each.created, each.id))]
 
@@ -141,7 +140,7 @@ def one(redis: Redis, settings: Settings, id: str) -> tuple[Endpoint | None, str
     if id == SETTINGS:
         return of_settings(settings), ""
     stored = cast("bytes | None", redis.hget(ENDPOINTS, id))
-    return _read(stored or b""), (stored or b"").decode(errors="surrogateescape")
+    return read(stored or b""), (stored or b"").decode(errors="surrogateescape")
 
 
 def any_registered(redis: Redis) -> bool:
@@ -159,56 +158,6 @@ def change(redis: Redis, settings: Settings, id: str, before: str, after: Endpoi
     return trail.change(redis, settings.durability, names, arguments)
 
 
-class Directory:
-    """The webhooks as a sender needs them, read anew when they change; and the client keys, every two seconds."""
-
-    KEYS_SECONDS = 2.0
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._version: bytes | None = None
-        self._endpoints: dict[str, Endpoint] = {}
-        self._keys: dict[str, StoredKey] = {}
-        self._looked = float("-inf")
-
-    def all(self, settings: Settings) -> dict[str, Endpoint]:
-        """By id."""
-        version = cast("bytes | None", self._redis.get(VERSION))
-        if version != self._version or version is None:
-            found = every(self._redis, settings)
-            self._endpoints = {each.id: each for each in found if each.id != SETTINGS}
-            self._version = version
-        own = of_settings(settings)
-        return ({} if own is None else {SETTINGS: own}) | self._endpoints
-
-    def may_hear(self, endpoint: Endpoint, settings: Settings, *, of: str | None) -> bool:
-        """Whether a webhook may be told something: of the key whose SHA-256 is `of`, or of a backend (None).
-
-        The operator's hear everything. What the key of another may no longer see it is not told any more, whatever it
-        was registered for.
-        """
-        if not endpoint.owner:
-            return True
-        key = self._key(endpoint.owner, settings)
-        if key is None:
-            return False
-        return (key.admin and (of is None or endpoint.wanted.get("everyone") is True)) or of == endpoint.owner
-
-    def is_there(self, endpoint: Endpoint, settings: Settings) -> bool:
-        """Whether whoever registered a webhook may still use the proxy."""
-        return not endpoint.owner or self._key(endpoint.owner, settings) is not None
-
-    def _key(self, sha256: str, settings: Settings) -> ClientKey | None:
-        """The client key that lets somebody in now."""
-        if time.monotonic() > self._looked + self.KEYS_SECONDS:
-            found, _ = keys.read(cast("list[bytes]", self._redis.hvals(keys.KEYS)))
-            self._keys = {key.sha256: key for key in found}
-            self._looked = time.monotonic()
-        declared = next((key for key in settings.keys if key.sha256 == sha256), None)
-        stored = self._keys.get(sha256)
-        return declared or (stored if stored is not None and stored.usable(time.time()) else None)
-
-
 def owned(found: Sequence[Endpoint], owner: str) -> list[Endpoint]:
     """Those of a client key."""
     return [each for each in found if each.owner == owner]
@@ -218,7 +167,8 @@ def _about(id: str) -> bytes:
     return f"{ENDPOINTS}:{id}".encode()
 
 
-def _read(stored: bytes) -> Endpoint | None:
+def read(stored: bytes) -> Endpoint | None:
+    """A webhook as it is stored; None where that cannot be read."""
     try:
         found = _decoder.decode(stored)
         _ = found.subscription
