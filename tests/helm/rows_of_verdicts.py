@@ -192,6 +192,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             stacked=True,
         ),
+        Panel(
+            "Events arrive after",
+            "Until a webhook had it, failed tries included.",
+            quantiles("countersign_webhook_delay_seconds", 0.5, 0.95),
+            "s",
+        ),
+        Panel(
+            "Events that nobody was told",
+            "Waiting in the outbox, and dropped from it per hour because it was full.",
+            (
+                ("max(countersign_webhook_outbox{OURS})", "waiting"),
+                ("max(increase(countersign_webhook_untold_total{OURS}[1h]))", "dropped"),
+            ),
+        ),
     ),
     "Processes": (
         Panel(

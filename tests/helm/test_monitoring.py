@@ -142,6 +142,8 @@ def test_there_is_an_alert_for_whatever_may_go_wrong(release: Release) -> None:
         "CountersignDeadLetters",
         "CountersignWebhooks",
         "CountersignWebhookFailures",
+        "CountersignWebhooksLate",
+        "CountersignUntold",
     }
 
 
@@ -189,6 +191,7 @@ def test_thresholds_come_from_values_and_settings(chart: helm.Chart) -> None:
     assert found["CountersignCoverage"]["expr"].endswith("< 0.75")
     assert found["CountersignLag"]["expr"].endswith("> 90")
     assert found["CountersignWebhooks"]["expr"].count("> 90") == 2
+    assert found["CountersignWebhooksLate"]["expr"].endswith("> 90")
     assert found["CountersignStoreSlow"]["expr"].endswith("> 0.125")
 
 
