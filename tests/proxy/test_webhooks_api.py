@@ -16,7 +16,7 @@ from policies.verification import unverified
 from tests.proxy.conftest import Rig
 from tests.verifier_pool.receiver import Receiver, listening, status
 from verifier_pool import worker
-from verifier_pool.link import deliveries, events
+from verifier_pool.link import deliveries, events, receivers
 from verifier_pool.link.endpoints import Endpoint, _decoder
 from verifier_pool.link.queue import ENDPOINTS, OUTBOX, event_key
 from verifier_pool.signature import verify_signature
@@ -244,6 +244,29 @@ def test_failures_are_kept_and_sent_again(desk: Desk, receiver: Receiver) -> Non
     said = desk.ask("ann", "POST", f"{path}/replay", json=wrong).json()["data"]
     assert [each["done"] for each in said] == [False] * 3
     assert desk.ask("ann", "POST", f"{path}/replay", json={}).status_code == 400
+
+
+def test_a_key_sends_at_will_so_often_and_an_admin_as_often_as_it_likes(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "TESTS", 3)
+    monkeypatch.setattr(receivers, "MOST_AGAIN", 2)
+    ann, bob = desk.register("ann", receiver.url), desk.register("bob", receiver.url)
+    tried = [desk.ask("ann", "POST", f"/{ann['id']}/test?wait=0").status_code for _ in range(4)]
+    assert tried == [202, 202, 429, 429]
+    refused = desk.ask("ann", "POST", json={"url": receiver.url})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(refused.headers["retry-after"]) <= receivers.TEST_SECONDS
+    assert len(desk.ask("ann", "GET").json()["data"]) == 1
+    # Of others it takes nothing.
+    assert desk.ask("bob", "POST", f"/{bob['id']}/test?wait=0").status_code == 202
+    assert {desk.ask("root", "POST", f"/{ann['id']}/test?wait=0").status_code for _ in range(5)} == {202}
+    desk.send()
+    ids = [f"{ann['id']}-{number}" for number in range(1, 4)]
+    again = [desk.ask("ann", "POST", f"/{ann['id']}/replay", json={"ids": ids[:count]}) for count in (1, 2, 1, 1)]
+    assert [each.status_code for each in again] == [200, 429, 200, 429]
+    assert desk.ask("root", "POST", f"/{ann['id']}/replay", json={"ids": ids}).status_code == 200
+    assert all(0 < desk.rig.redis.ttl(key) for key in desk.rig.redis.keys("*spent:*"))
 
 
 def test_gone_is_switched_off_until_it_is_resumed_or_moves(desk: Desk, receiver: Receiver) -> None:

@@ -19,7 +19,7 @@ from redis import Redis
 from policies.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from policies.settings import Settings
 from policies.subscription import TEST, Subscription, check_url
-from verifier_pool.link import deliveries, delivery_log, endpoints, trail
+from verifier_pool.link import allowance, deliveries, delivery_log, endpoints, trail
 from verifier_pool.link.endpoints import SETTINGS, Endpoint
 from verifier_pool.link.queue import OUTBOX
 from verifier_pool.link.sealing import Sealer
@@ -30,6 +30,10 @@ UNDECIDED = ("waiting", "sending")
 LONGEST_OVERLAP = 30 * 86_400
 MOST_AGAIN = 1000
 """Deliveries that one request sends again."""
+TESTS, TEST_SECONDS = 30, 60
+"""How often a client key may have a webhook tried, or register one, which tries it: nobody had to agree to be one."""
+AGAIN_SECONDS = 600
+"""Seconds in which a client key may have `MOST_AGAIN` deliveries sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,12 @@ def register(house: House, asker: Asker, url: str, wanted: Mapping[str, Any]) ->
     """Register a webhook, and send it an event to try it; returns it with its secret, which nobody is told again.
 
     Raises InvalidRequest for a URL or filters that cannot be, PermissionDenied for what is for admins, Conflict where
-    the key has as many as it may have.
+    the key has as many as it may have, RateLimited where it tries too many.
     """
     subscription, now = _wanted(asker, wanted), time.time()
     _check_url(house, url)
     _check_room(house, asker)
+    _spend(house, asker, "tests", 1, TESTS, TEST_SECONDS)
     id, secret = endpoints.new_id(), endpoints.new_secret()
     endpoint = Endpoint(
         id=id,
@@ -162,10 +167,12 @@ def forget_of(redis: Redis, settings: Settings, owner: str) -> None:
 
 
 def tried(house: House, asker: Asker, id: str) -> dict[str, Any]:
-    """Send a webhook an event that says nothing; returns it. Raises Conflict while it is switched off."""
+    """Send a webhook an event that says nothing; returns it. Raises Conflict while it is switched off, and
+    RateLimited."""
     endpoint, _ = _known(house, asker, id)
     if delivery_log.state(house.redis, endpoint)["disabled"]:
         raise Conflict("the webhook is switched off; resume it first")
+    _spend(house, asker, "tests", 1, TESTS, TEST_SECONDS)
     _note(house, asker, TEST, endpoint)
     return send(house, endpoint, asker)
 
@@ -211,7 +218,7 @@ def log(house: House, asker: Asker, id: str, **which: Any) -> list[dict[str, Any
 
 def replayed(house: House, asker: Asker, id: str, wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     """Send deliveries again that are over, byte for byte, or all that failed (None), a thousand at most; returns what
-    became of each."""
+    became of each. Raises Conflict while it is switched off, and RateLimited."""
     endpoint, _ = _known(house, asker, id)
     if delivery_log.state(house.redis, endpoint)["disabled"]:
         raise Conflict("the webhook is switched off; resume it first")
@@ -219,13 +226,21 @@ def replayed(house: House, asker: Asker, id: str, wanted: Sequence[str] | None) 
     if wanted is None:
         failed = delivery_log.log(house.redis, endpoint.id, limit=MOST_AGAIN, status="failed")
         wanted = [each.id for each in reversed(failed)]
+    wanted = list(wanted)[:MOST_AGAIN]
+    _spend(house, asker, "replays", len(wanted), MOST_AGAIN, AGAIN_SECONDS)
     found = []
-    for each in list(wanted)[:MOST_AGAIN]:
+    for each in wanted:
         mine = each.rpartition("-")[0] == endpoint.id
         why = deliveries.again(house.redis, rules, rules.retries, each) if mine else "there is no such delivery"
         found.append({"id": each, "done": why is None, "why": why})
     _note(house, asker, "webhook.replay", endpoint, after={"done": sum(each["done"] for each in found)})
     return found
+
+
+def _spend(house: House, asker: Asker, what: str, count: int, most: int, seconds: int) -> None:
+    """What is sent because somebody says so goes to any address: where it is not an admin, only so often."""
+    if not asker.admin:
+        allowance.spend(house.redis, f"webhook-{what}", asker.owner, count, most, seconds)
 
 
 def _may_see(asker: Asker, endpoint: Endpoint) -> bool:
