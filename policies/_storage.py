@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from policies._sections import Section
 
@@ -28,8 +28,11 @@ class StorageSettings(Section):
             encrypted with in Redis (AES-256-GCM): 32 random bytes each in base64, with spaces between. The first one
             encrypts, all of them decrypt. Without any nothing is encrypted. The proxy and every worker need them.
         encryption_keys_file: path of a file with such keys, one a line; those come after `encryption_keys`.
+        rewrite_seconds: seconds after which a worker has Redis write its append-only file anew, which until then holds
+            what was deleted; 0 leaves that to Redis. It takes Redis a fork, and as much disk again as it has data.
     """
 
     retain: Retain = "all"
     encryption_keys: SecretStr | None = None
     encryption_keys_file: str | None = None
+    rewrite_seconds: int = Field(3600, ge=0)

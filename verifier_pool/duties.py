@@ -23,6 +23,7 @@ from verifier_pool.loop import Loop
 from verifier_pool.profile_facts import all_facts
 from verifier_pool.reference.base import Reference
 from verifier_pool.replay_loop import ReplayLoop
+from verifier_pool.rewriting import rewrite_in_turn
 from verifier_pool.roles import Roles, check_model, check_replays
 from verifier_pool.runtime import connect
 from verifier_pool.senders import senders
@@ -95,6 +96,7 @@ def verifying(following: Following, stop: threading.Event) -> Worked:
                 sweep_in_turn(store, here.settings.verification)
                 resealing.look()
                 here.standings.fold_left()
+                rewrite_in_turn(store.redis, here.settings.storage.rewrite_seconds)
 
             def between() -> None:
                 following.look(store.redis)
