@@ -1,4 +1,4 @@
-"""Further loops on the queue of webhooks, in threads: receivers that stall, or are slow, hold up half of them at most."""
+"""Further loops on the queue of webhooks, in threads: receivers that stall or are slow hold up half of them at most."""
 
 from __future__ import annotations
 

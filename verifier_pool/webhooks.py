@@ -152,7 +152,8 @@ def deliver(id: str) -> str | Retry:
         case "off":
             _give_up(context, found, endpoint.url, "switched_off", f"its webhook is switched off ({more})")
         case "paused" | "busy":
-            wait = max(float(more) - now, 0.0) + random.uniform(1.0, 3.0 + waiting * context.directory.beside(endpoint) / A_SECOND)
+            spread = 2.0 + waiting * context.directory.beside(endpoint) / A_SECOND
+            wait = max(float(more) - now, 0.0) + 1.0 + random.random() * spread
             if now + wait > found.since + deliveries.lifetime(retries_of(settings, endpoint.id)):
                 _give_up(context, found, endpoint.url, "down", "its webhook failed for as long as it may be tried")
             deliveries.postpone(redis, found, now + wait)

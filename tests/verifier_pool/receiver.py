@@ -20,7 +20,10 @@ class Receiver:
         self.url = ""
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["content-length"]))
+        length = int(handler.headers["content-length"])
+        body = handler.rfile.read(length)
+        if len(body) < length:
+            return  # its sender was killed over it
         self.requests.append(({name.lower(): value for name, value in handler.headers.items()}, body))
         self.answers[min(len(self.requests), len(self.answers)) - 1](handler)
 

@@ -2,16 +2,16 @@
 
     webhook-delivery:ID     hash: one delivery. `event`, `about`, `type`, `created`, `body` (the very bytes that are
                             sent), `status` (waiting, sending, retrying, delivered, failed), `tries`, `attempts` (JSON,
-                            the latest), `since` and `next` (Unix seconds), `tenant` (`Endpoint.tenant`)
+                            the latest), `since` and `next` (Unix seconds), `tenant`
     webhook-state:WEBHOOK   hash: `sequence`, the last number given; `dropped`; `failures` in a row, `failing_since`,
                             `paused` until when, `disabled` (gone, failing), `disabled_url`, `disabled_at`,
                             `delivered_at`
     webhook-waiting:WEBHOOK sorted set of its deliveries that are not over, scored by number
     webhook-over:WEBHOOK    sorted set of those that are and are kept, likewise
     webhook-sending:WEBHOOK sorted set of those that are being sent, scored by until when they may be
-    webhook-tenant-sending:TENANT, webhook-slow-sending   likewise, of all that a tenant has, and of all tenants that were
-                            slow lately
-    webhook-slow:TENANT     is there while a tenant counts as slow
+    webhook-slow:TENANT     is there while a tenant (`Endpoint.tenant`) counts as slow
+    webhook-tenant-sending:TENANT, webhook-slow-sending   as `webhook-sending`, of all that a tenant has, and of all
+                            that slow tenants have
     webhook-unqueued        sorted set of deliveries without a job, scored by the second since when
 
 A delivery's id is its webhook's with its number in the order in which that is told.
@@ -239,7 +239,11 @@ def end(
     paused: float = 0.0,
     slow: bool = False,
 ) -> str:
-    """Note what came of a delivery or of a try (`attempt`), and that it was `slow`; returns why its webhook was switched off by it, or ''."""
+    """Note what came of a delivery or of a try (`attempt`); returns why its webhook was switched off by it, or ''.
+
+    Args:
+        slow: its receiver took long, whatever it answered.
+    """
     attempts = [*delivery.attempts, *([] if attempt is None else [attempt])][-MOST_ATTEMPTS:]
     tries = delivery.tries + (outcome != "")
     keys = [*_keys(delivery), over_key(delivery.endpoint)]

@@ -64,13 +64,13 @@ end
 redis.call('HSET', KEYS[1], 'status', 'sending')
 return {'send', failures, waiting}
 """
-"""Lua: whether a delivery may be tried now, and if so, note it: one at a time at a webhook that fails, and
-for a tenant that was slow lately; as many to all those together as to any single one that was not.
+"""Lua: whether a delivery may be tried now, and if so, note it: one at a time at a webhook that fails, and for a
+tenant that was slow lately; to all those tenants together as many as to any single one that was not.
 
 KEYS: the delivery, the webhook's state, those that are being sent to it, what waits for it, those that are being sent
 to its tenant, those that are to tenants that were slow, and what is there while its tenant counts as that. ARGV: id,
-Unix second, until when this try may take, how many may be sent at once, the URL. Returns a word, with `off` why, with `paused` until
-when, with `send` how often it failed lately; and how many wait.
+Unix second, until when this try may take, how many may be sent at once, the URL. Returns a word, with `off` why, with
+`paused` until when, with `send` how often it failed lately; and how many wait.
 """
 
 POSTPONE = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'next', ARGV[1]) end"
@@ -118,7 +118,8 @@ return ''
 KEYS: those of `BEGIN`, what is over. ARGV: id, Unix second; `good`, `bad`, `gone` (410) or '' of what the receiver
 did; status, tries as JSON, their number, Unix second of the next one; its sequence number, seconds and number of what
 is kept of those that are over, how their keys begin; until when nothing else is tried, the URL, seconds of failures
-after which it is switched off; seconds for which its tenant counts as slow, 0 where it was not. Returns why it was switched off now, or ''.
+after which it is switched off; seconds for which its tenant counts as slow, 0 where it was not. Returns why it was
+switched off now, or ''.
 """
 
 AGAIN = """

@@ -21,9 +21,9 @@ from verifier_pool.link.queue import ENDPOINTS
 ADMIN = "root"
 
 
-def _ruled(*names: str) -> Settings:
+def _ruled(*names: str, **more: Any) -> Settings:
     keys = [{"name": name, "sha256": hash_key(name), "admin": name == ADMIN} for name in names]
-    return settings("redis://x", keys=keys)
+    return settings("redis://x", keys=keys, **more)
 
 
 def _put(redis: Redis, id: str, of: str, **wanted: Any) -> None:
@@ -93,10 +93,7 @@ def test_a_verdict_costs_nothing_for_webhooks_that_cannot_hear_of_it(redis: Redi
 )
 def test_who_is_told(redis: Redis, of: str | None, told: set[str]) -> None:
     """Everybody once: of a key its own, the operator's, and admins' that take everyone's; of a backend admins'."""
-    rules = _ruled("ann", "bob", ADMIN)
-    rules = rules.model_copy(
-        update={"webhook": settings("redis://x", webhook={"url": "https://x.test/", "secret": "whsec_" + "A" * 32}).webhook}
-    )
+    rules = _ruled("ann", "bob", ADMIN, webhook={"url": "https://x.test/", "secret": "whsec_" + "A" * 32})
     for name in ("ann", "bob", "gone", ADMIN):
         _put(redis, f"we_{name}", name)
     _put(redis, "we_all", ADMIN, everyone=True)
