@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from policies.settings import Settings, hash_key
+from policies.subscription import Subscription
 from policies.verification import unverified
 from tests.proxy.conftest import Rig
 from tests.verifier_pool.receiver import Receiver, listening, status
@@ -195,6 +196,22 @@ def test_a_key_may_have_so_many(desk: Desk) -> None:
         pass
     assert len(desk.ask("ann", "GET").json()["data"]) == 3
     desk.register("root", "https://x.test/")
+
+
+def test_what_others_take_is_not_read_for_a_key(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(10):
+        desk.register("root", "https://x.test/")
+    read, reads = Subscription.model_validate, list[Any]()
+
+    def counting(found: Any) -> Subscription:
+        reads.append(found)
+        return read(found)
+
+    monkeypatch.setattr(Subscription, "model_validate", counting)
+    assert desk.ask("ann", "GET").json()["data"] == []
+    desk.register("ann", "https://x.test/")
+    assert len(desk.ask("ann", "GET").json()["data"]) == 1
+    assert len(reads) < 10
 
 
 def test_secrets_rotate_with_both_signing_meanwhile(desk: Desk, receiver: Receiver) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -128,10 +127,11 @@ def of_settings(settings: Settings) -> Endpoint | None:
     return None if webhook is None else Endpoint(id=SETTINGS, url=webhook.url, wanted={})
 
 
-def every(redis: Redis, settings: Settings) -> list[Endpoint]:
-    """All webhooks, that of the settings first, the others as they were made."""
-    found = [each for each in map(read, cast("list[bytes]", redis.hvals(ENDPOINTS))) if each is not None]
-    own = of_settings(settings)
+def every(redis: Redis, settings: Settings, owner: str | None = None) -> list[Endpoint]:
+    """All webhooks, or those of an owner; that of the settings first, the others as they were made."""
+    stored = cast("list[bytes]", redis.hvals(ENDPOINTS))
+    found = [each for each in (read(each, owner) for each in stored) if each is not None]
+    own = of_settings(settings) if not owner else None
     return [*([] if own is None else [own]), *sorted(found, key=lambda each: (each.created, each.id))]
 
 
@@ -141,6 +141,11 @@ def one(redis: Redis, settings: Settings, id: str) -> tuple[Endpoint | None, str
         return of_settings(settings), ""
     stored = cast("bytes | None", redis.hget(ENDPOINTS, id))
     return read(stored or b""), (stored or b"").decode(errors="surrogateescape")
+
+
+def count(redis: Redis) -> int:
+    """How many there are beside that of the settings."""
+    return int(cast(int, redis.hlen(ENDPOINTS)))
 
 
 def any_registered(redis: Redis) -> bool:
@@ -158,19 +163,17 @@ def change(redis: Redis, settings: Settings, id: str, before: str, after: Endpoi
     return trail.change(redis, settings.durability, names, arguments)
 
 
-def owned(found: Sequence[Endpoint], owner: str) -> list[Endpoint]:
-    """Those of a client key."""
-    return [each for each in found if each.owner == owner]
-
-
 def _about(id: str) -> bytes:
     return f"{ENDPOINTS}:{id}".encode()
 
 
-def read(stored: bytes) -> Endpoint | None:
-    """A webhook as it is stored; None where that cannot be read."""
+def read(stored: bytes, owner: str | None = None) -> Endpoint | None:
+    """A webhook as it is stored; None where that cannot be read, or it is another owner's than the one that is asked
+    for. Of others' it is not read what they take, which costs most."""
     try:
         found = _decoder.decode(stored)
+        if owner is not None and found.owner != owner:
+            return None
         _ = found.subscription
     except (msgspec.MsgspecError, ValueError):
         return None
