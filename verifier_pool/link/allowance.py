@@ -23,6 +23,6 @@ def spend(redis: Redis, what: str, owner: str, count: int, most: int, seconds: i
 
     Raises RateLimited, where it is not; then nothing is noted.
     """
-    left = int(redis.eval(SPEND, 1, f"{PREFIX}spent:{what}:{owner}", count, most, seconds))  # type: ignore[arg-type]
+    left = int(redis.eval(SPEND, 1, f"{PREFIX}spent:{what}:{owner}", count, most, seconds))
     if left:
         raise RateLimited(f"at most {most} in {seconds} s can be sent at will", retry_after=float(left))

@@ -145,7 +145,7 @@ def one(redis: Redis, settings: Settings, id: str) -> tuple[Endpoint | None, str
 
 def count(redis: Redis) -> int:
     """How many there are beside that of the settings."""
-    return int(cast(int, redis.hlen(ENDPOINTS)))
+    return redis.hlen(ENDPOINTS)
 
 
 def any_registered(redis: Redis) -> bool:
