@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import isfinite
 
 from policies import bundle as bundles
 from policies import case as cases
-from policies import codec, head, jws
+from policies import codec, head, jws, lax
+from policies._answered import compare_answer
+from policies._request import read_leniently
+from policies._requested import compare_request
 from policies.case import Case
 from policies.errors import BundleError, CountersignError, EvidenceError, ReceiptError
 from policies.evidence import Evidence
@@ -49,6 +53,7 @@ WORST_FIRST = (
     Outcome.UNTRUSTED_KEY,
 )
 MOST_DIFFERENCES = 5
+_ODD = (CountersignError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,13 @@ class Examination:
     """What was found of a bundle. What could not be read is None, or empty.
 
     Attributes:
+        left: what could not be compared, so that the operator's word stands for it; each a few words.
         derived: the verification as it was derived again.
         grounds: what it was derived from, beside the `choices`.
     """
 
     findings: list[Finding] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     receipt: Receipt | None = None
     choices: Sequence[Evidence] = ()
     case: Case | None = None
@@ -133,6 +140,7 @@ def examine(
     _evidence(found, bundle)
     _case(found, bundle)
     if found.receipt is not None:
+        _asked(found, request)
         _given(found, request, answer)
         _log(found, bundle, keys, trusted)
         _verdict(found, bundle, spelling, tokenizer)
@@ -195,7 +203,8 @@ def _evidence(found: Examination, bundle: bundles.Bundle) -> None:
     known, first = found.receipt, choices[0]
     wrong = []
     for name, data in (("evidence", bundle.evidence), ("sent", first.request), ("request", first.asked)):
-        if (name == "evidence" or data) and known.hashes[name] != digest(data):
+        # The request as it came may have been too large to be kept.
+        if (name != "request" or data) and (known.hashes[name] or "") != (digest(data) if data else ""):
             wrong.append(_HASHED[name])
     if (known.hashes["served"] or "") != first.shown_sha256:
         wrong.append("what the client was served")
@@ -203,6 +212,9 @@ def _evidence(found: Examination, bundle: bundles.Bundle) -> None:
         wrong.append("the seeds")
     if any(choice.id != known.id for choice in choices):
         wrong.append("the answer's id")
+    times = {"first_token": first.first_token_seconds, "total": first.total_seconds}
+    if any(known.statement["times"][name] != _finite(seconds) for name, seconds in times.items()):
+        wrong.append("the times")
     declared = {"backend": first.backend} | declaration_of(first)
     if dict(known.statement["declared"]) != declared:
         wrong.append("what the backend is declared to run")
@@ -242,9 +254,46 @@ def _case(found: Examination, bundle: bundles.Bundle) -> None:
         found.good("replay", "The answer was not replayed. What it was judged by is what the receipt names.")
 
 
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and isfinite(seconds) else None
+
+
+def _asked(found: Examination, request: bytes | None) -> None:
+    """Whether the evidence is of the request beside it, which the receipt says of both by the operator's word alone."""
+    if not found.choices:
+        return
+    first = found.choices[0]
+    try:
+        compared = compare_request(found.choices, _body_of(found, request))
+    except _ODD as error:
+        found.bad("sampling", Outcome.HASH_MISMATCH, f"Evidence and request cannot be compared: {error}.")
+        return
+    found.left += compared.left
+    if compared.wrong:
+        words = f"The evidence is of another request than the one beside it: {_few(compared.wrong)}."
+        found.bad("sampling", Outcome.HASH_MISMATCH, words)
+    elif first.request:
+        found.good("sampling", "The evidence is of the request beside it: its seed, its parameters, its limits.")
+
+
+def _body_of(found: Examination, request: bytes | None) -> bytes:
+    """The request as it came: from the evidence, or as the client has it."""
+    assert found.receipt is not None
+    if found.choices[0].asked or request is None or found.receipt.hashes["request"] != digest(request):
+        return found.choices[0].asked
+    return request
+
+
+def _few(words: Sequence[str]) -> str:
+    more = f", and {len(words) - MOST_DIFFERENCES} more" if len(words) > MOST_DIFFERENCES else ""
+    return ", ".join(words[:MOST_DIFFERENCES]) + more
+
+
 def _given(found: Examination, request: bytes | None, answer: bytes | None) -> None:
     """What a client has of its own."""
     assert found.receipt is not None
+    if answer is None:
+        found.left.append("the evidence with the answer that was served (--answer), of which it says the hash alone")
     for about, data in (("request", request), ("answer", answer)):
         if data is None:
             continue
@@ -256,7 +305,26 @@ def _given(found: Examination, request: bytes | None, answer: bytes | None) -> N
         except ReceiptError as error:
             found.bad(about, Outcome.HASH_MISMATCH, f"The {about} that you gave is {error}.")
         else:
-            found.good(about, f"It is about the very {about} that you gave.")
+            words = f"It is about the very {about} that you gave"
+            if about == "request" or not found.choices:
+                found.good(about, f"{words}.")
+            else:
+                _answered(found, words, data, _body_of(found, request))
+
+
+def _answered(found: Examination, words: str, answer: bytes, request: bytes) -> None:
+    """Whether the evidence is of the answer that was served."""
+    asked = read_leniently(request)
+    hides = asked is None or lax.boolean(asked.get("include_reasoning")) is False
+    compared = compare_answer(found.choices, answer, hides_reasoning=hides)
+    found.left += compared.left
+    if compared.wrong:
+        words = f"{words}, and the evidence is of another one: {_few(compared.wrong)}."
+        found.bad("answer", Outcome.HASH_MISMATCH, words)
+    elif compared.left:
+        found.good("answer", f"{words}, and so is the evidence, as far as both could be compared.")
+    else:
+        found.good("answer", f"{words}, and so is the evidence: it says what that answer says.")
 
 
 def _log(
@@ -299,9 +367,11 @@ def _verdict(found: Examination, bundle: bundles.Bundle, spelling: Spelling | No
     try:
         found.grounds = found.case.grounds(found.choices, bundle.named_parts, spelling)
         found.derived = derive(found.choices, found.grounds)
-    except (CountersignError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+    except _ODD as error:
         found.bad("verdict", Outcome.NOT_DERIVABLE, f"The verdict cannot be derived: {error}.")
         return
+    if found.grounds.spelling is None:
+        found.left.append("the answer's tokens with its text: no tokenizer is declared")
     wrong = differences(found.receipt.verification, found.derived)
     if not wrong:
         found.good("verdict", f"Judged again, the evidence gives the same verdict: {found.derived['verdict']}.")

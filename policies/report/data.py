@@ -26,6 +26,7 @@ def as_json(found: Examination) -> dict[str, Any]:
             }
             for each in found.findings
         ],
+        "not_compared": list(found.left),
         "statement": None if known is None else dict(known.statement),
         "derived": found.derived,
     }

@@ -13,7 +13,7 @@ from policies.report import nulls, tokens
 from policies.report.escape import cut, escaped, lines
 from policies.report.reading import readable
 from policies.report.style import CSP, STYLE
-from policies.report.words import NUMBERS, TRUST, headline, moment, number, outcome_words, sentence
+from policies.report.words import NUMBERS, headline, moment, number, outcome_words, sentence, trust
 
 MOST_TEXT = 200_000
 """Characters of a request or a text that are shown."""
@@ -148,7 +148,7 @@ def _proof(found: Examination) -> str:
         for each in found.findings
     ]
     table = ['<table class="words findings">', "<tr><th>about<th>it<th>in words</tr>", *rows, "</table>"]
-    return lines(["<h2>What was checked of the file</h2>", *table, f"<p class=note>{escaped(TRUST)}</p>"])
+    return lines(["<h2>What was checked of the file</h2>", *table, f"<p class=note>{escaped(trust(found))}</p>"])
 
 
 def _statement(found: Examination) -> str:

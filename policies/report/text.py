@@ -11,7 +11,7 @@ from policies.examination import Examination, Outcome
 from policies.report import nulls
 from policies.report.escape import cut, visible
 from policies.report.reading import readable
-from policies.report.words import NUMBERS, TRUST, headline, moment, number, outcome_words, sentence
+from policies.report.words import NUMBERS, headline, moment, number, outcome_words, sentence, trust
 
 _WIDTH = 116
 _NAMED = ("score", "p", "n", "tail", "tokens", "checked", "violations", "losing", "worst_margin", "findings")
@@ -40,7 +40,7 @@ def _lines(name: str, found: Examination) -> Iterator[str]:
         said = readable(found.derived or known.verification)
         yield from _checks(found, said)
         yield ""
-        yield from _wrapped(TRUST, "  ")
+        yield from _wrapped(trust(found), "  ")
 
 
 def _checks(found: Examination, said: Mapping[str, Any]) -> Iterator[str]:

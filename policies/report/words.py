@@ -57,6 +57,11 @@ TRUST = (
 )
 
 
+def trust(found: Examination) -> str:
+    """What an examination leaves to the operator's word."""
+    return TRUST if not found.left else f"{TRUST} Nor was this compared: {'; '.join(found.left)}."
+
+
 def headline(found: Examination) -> str:
     """What the bundle comes to, in one sentence."""
     return FAULTS[found.outcome] if found.outcome is not Outcome.VERIFIED else sentence(said(found))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from policies.limits import NOTHING, Cost, cost
+from policies.sampling import COMPLETIONS_MAX_TOKENS
 from policies.settings import ModelSettings
 from proxy.relay.body import Body
-from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS
 
 _PROMPT = ("messages", "prompt", "input", "instructions", "system", "tools", "functions", "documents")
 _ANSWERING = frozenset({"chat", "completions", "/v1/responses", "/v1/messages"})

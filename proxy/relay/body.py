@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from policies import lax
 from policies.errors import InvalidRequest, RequestTooLarge
 from policies.settings import BoundsSettings
-from proxy.tap import lax
 from proxy.tap.outline import has_more_values
 from proxy.tap.rawjson import Object, read_object
 

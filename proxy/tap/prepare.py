@@ -14,13 +14,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from policies import lax
 from policies.evidence import TOP_LOGPROBS, Endpoint
 from policies.media import has_media
+from policies.sampling import COMPLETIONS_MAX_TOKENS, missing_defaults, resolve, seed_given
 from policies.settings import BackendSettings, ModelSettings
-from proxy.tap import lax
 from proxy.tap.fields import GONE, refuse
 from proxy.tap.rawjson import FALSE, TRUE, Object, raw, read_object, write
-from proxy.tap.sampling import COMPLETIONS_MAX_TOKENS, missing_defaults, resolve
 from proxy.tap.types import Asked, Prepared
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed:
     for name in GONE & raws.keys():
         del raws[name]
 
-    client_seed = _client_seed(fields)
+    client_seed = seed_given(fields)
     if client_seed is None:
         raws["seed"] = raw(seed)
     for name, default in missing_defaults(fields, model.generation_config).items():
@@ -97,18 +97,6 @@ def prepare(body: Body, model: ModelSettings, backend: BackendSettings, *, seed:
         ids_as_tokens=readable,
         media=endpoint == "chat" and has_media(fields),
     )
-
-
-def _client_seed(fields: dict[str, Any]) -> int | None:
-    """The client's own seed; None when it gave none (`null` and −1 mean none to vLLM).
-
-    A seed vLLM refuses counts as the client's, and is refused there.
-    """
-    value = fields.get("seed")
-    if value is None:
-        return None
-    seed = lax.integer(value)
-    return None if seed == -1 else (seed or 0)
 
 
 def _ask_logprobs(endpoint: Endpoint, fields: dict[str, Any], raws: Object) -> int | None:

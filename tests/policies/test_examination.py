@@ -15,7 +15,7 @@ from policies.examination import Outcome, examine
 from policies.judging import Declared, Grounds
 from policies.profile import Profile, ProfileKey, fit
 from tests.policies.recorded import CPU, EOS, REFERENCE, VOCABULARY, replayed
-from tests.support.bundles import KEY, OTHER_KEY, Made, made, placed
+from tests.support.bundles import KEY, OTHER_KEY, Made, asking, made, placed
 
 TRUSTED = {jws.kid_of(jws.public_bytes(KEY)): jws.public_bytes(KEY)}
 DECLARED = Declared(VOCABULARY, 2048, (EOS,))
@@ -35,7 +35,7 @@ def audited(kind: str = "single", number: int = 0) -> Made:
     sampling = dataclasses.replace(evidence.sampling, max_tokens=len(evidence.output_ids))
     evidence = dataclasses.replace(evidence, sampling=sampling, finish_reason="length")
     evidence = dataclasses.replace(
-        evidence, id=f"{number:032x}", request=b'{"model":"smollm2"}', shown_sha256="5" * 64, owner="9" * 64
+        evidence, id=f"{number:032x}", request=asking(evidence), shown_sha256="5" * 64, owner="9" * 64
     )
     return made([evidence], Grounds(DECLARED, profile=profile(), replays=[replay], earlier=[None]))
 

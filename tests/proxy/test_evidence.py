@@ -101,6 +101,25 @@ def test_a_bundle_shows_what_was_judged(make_rig: Callable[..., Rig], stream: bo
     assert id in report.text
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, {"seed": 7, "temperature": 0}],
+    ids=["whole", "stream", "usage", "seed"],
+)
+def test_the_clients_own_bytes_are_held_against_it(make_rig: Callable[..., Rig], fields: dict[str, Any]) -> None:
+    rig = make_rig(keys=KEYS)
+    with working(rig):
+        rig.backend.script = wire.stream() if fields.get("stream") else [wire.whole(wire.BODY)]
+        answer = rig.chat(headers=bearer("ann"), **fields).raise_for_status()
+        data = ask(rig, answer.headers["x-countersign-id"]).raise_for_status().content
+    keys = jws.keys_in(rig.http.get("/.well-known/countersign-keys.json").raise_for_status().json())
+    found = examine(data, keys, request=answer.request.content, answer=answer.content)
+    assert found.outcome is Outcome.VERIFIED, found.faults
+    (words,) = (each.words for each in found.findings if each.about == "answer")
+    assert "it says what that answer says" in words
+    assert "sampling" in {each.about for each in found.findings}
+
+
 def test_who_may_read_it(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(keys=KEYS)
     with working(rig):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policies import bundle, case, codec, head, jws, merkle, receipt
@@ -60,6 +61,17 @@ def placed(token: str, key: Ed25519PrivateKey = KEY) -> Place:
     path = [merkle.root(leaves[start:end]) for start, end in merkle.inclusion(len(BEFORE), len(leaves))]
     signed = jws.sign(head.encode(LOG, len(leaves), merkle.root(leaves), 1_700_000_002.0), key, head.KIND)
     return Place(len(BEFORE), signed, tuple(path))
+
+
+def asking(choice: Evidence, **more: Any) -> bytes:
+    """The request, as a proxy sends it on, that this is evidence of."""
+    said = choice.sampling
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    fields: dict[str, Any] = {"model": choice.model, "messages": [], **{name: getattr(said, name) for name in names}}
+    for name in ("seed", "max_tokens"):
+        if getattr(said, name) is not None:
+            fields[name] = getattr(said, name)
+    return msgspec.json.encode(fields | more)
 
 
 def made(choices: Sequence[Evidence], grounds: Grounds = Grounds(), **says: Any) -> Made:  # noqa: B008

@@ -149,7 +149,8 @@ def test_wrong_keys_and_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_what_a_client_has_of_its_own_is_held_against_it(
     tmp_path: Path, keys: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body, served = b'{"model":"toy"}', b'{"choices":[]}'
+    body = b'{"model":"toy","messages":[],"max_tokens":12}'
+    served = b'{"choices":[{"index":0,"message":{"content":""},"finish_reason":"length"}]}'
     good = bundled(shown_sha256=hashlib.sha256(served).hexdigest())
     hashes = {**good.statement["sha256"], "request": hashlib.sha256(body).hexdigest()}
     data = replace(good, statement={**good.statement, "sha256": hashes}).bytes

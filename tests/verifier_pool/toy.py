@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from policies.errors import ReplayError
 from policies.evidence import Evidence, Ids, Logprobs, Replay, Sampling, Usage
 from policies.settings import Settings
+from tests.support.bundles import asking
 from verifier_pool.reference.base import Reference, ReplayRequest
 
 VOCAB = 64
@@ -62,7 +63,6 @@ def answer(
         sampling=Sampling(temperature=0.0, seed=1, max_tokens=length),
         runtime="vllm-0.32-v1-cpu",
         created=time.time(),
-        request=b'{"model":"toy","messages":[]}',
         prompt_ids=np.asarray(prompt, np.int32),
         output_ids=output,
         claim_ids=ids,
@@ -70,7 +70,8 @@ def answer(
         finish_reason="length",
         usage=Usage(len(prompt), length, len(prompt), length),
     )
-    return replace(evidence, **changes)  # type: ignore[arg-type]
+    evidence = replace(evidence, **changes)  # type: ignore[arg-type]
+    return evidence if "request" in changes else replace(evidence, request=asking(evidence))
 
 
 class ToyReference(Reference):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+from policies import lax
 from policies.evidence import Endpoint, Sampling
-from proxy.tap import lax
 
 DEFAULTS: dict[str, float | int] = {
     "repetition_penalty": 1.0,
@@ -44,6 +44,18 @@ def missing_defaults(fields: Mapping[str, Any], generation_config: Mapping[str, 
             declared = generation_config.get(name)
             found[name] = default if declared is None else declared
     return found
+
+
+def seed_given(fields: Mapping[str, Any]) -> int | None:
+    """The request's own seed; None when it has none (`null` and −1 mean none to vLLM).
+
+    A seed vLLM refuses counts as the request's, and is refused there.
+    """
+    value = fields.get("seed")
+    if value is None:
+        return None
+    seed = lax.integer(value)
+    return None if seed == -1 else (seed or 0)
 
 
 def resolve(

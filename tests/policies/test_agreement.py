@@ -1,0 +1,275 @@
+"""Evidence of another request, or of another answer, than those that it is shown with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies._answered import compare_answer, read
+from policies._requested import compare_request
+from policies.evidence import Evidence, Sampling, Usage
+from policies.examination import Examination, Outcome, examine
+from policies.judging import Grounds
+from policies.receipt import digest
+from policies.report.data import as_json
+from policies.report.text import as_lines
+from tests.policies.recorded import cpu
+from tests.policies.test_examination import DECLARED, TRUSTED
+from tests.support.bundles import Made, asking, made
+
+PARAMETERS: dict[str, Any] = {
+    "temperature": 0.3,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.1,
+    "seed": 12,
+    "max_tokens": 900,
+    "min_tokens": 3,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "ignore_eos": True,
+    "stop": ["x"],
+    "stop_token_ids": [7],
+    "include_stop_str_in_output": True,
+    "logit_bias": {"7": 1.5},
+    "allowed_token_ids": [7, 8],
+    "bad_words": ["x"],
+    "response_format": {"type": "json_object"},
+}
+ANSWER = replace(next(each for each in cpu("bf16") if each.finish_reason == "length"), id="a" * 32, owner="9" * 64)
+MADE = made([replace(ANSWER, request=asking(ANSWER))], Grounds(DECLARED, earlier=[None]))
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def body(content: str = "", **more: Any) -> bytes:
+    """An answer in one piece."""
+    message = {"role": "assistant", "content": content, **more.pop("message", {})}
+    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "length", **more}]}).encode()
+
+
+def showing(served: bytes, sent: bytes, asked: bytes = b"", **changes: Any) -> Made:
+    """A bundle of honest evidence under hashes of this answer and this request, all of it signed."""
+    first = MADE
+    evidence = replace(first.choices[0], shown_sha256=digest(served), request=sent, asked=asked, **changes)
+    found = made([evidence], first.grounds)
+    hashes = {**found.statement["sha256"], "request": digest(asked)}
+    return replace(found, statement={**found.statement, "sha256": hashes})
+
+
+def coming(choice: Evidence, **more: Any) -> bytes:
+    """The request as a client sends it that chose no seed."""
+    asked = msgspec.json.decode(asking(choice, messages=MESSAGES))
+    del asked["seed"]
+    return json.dumps({**asked, **more}).encode()
+
+
+def faults(found: Examination) -> dict[str, str]:
+    return {each.about: each.words for each in found.faults}
+
+
+def test_an_honest_one() -> None:
+    first = MADE.choices[0]
+    asked = coming(first)
+    sent = asking(first, messages=MESSAGES)
+    found = examine(showing(body(), sent, asked).bytes, TRUSTED, request=asked, answer=body())
+    assert found.outcome is Outcome.VERIFIED, found.faults
+    assert "answer" in {each.about for each in found.findings}
+    told = " ".join(as_lines("x", found)).split()
+    for words in found.left:
+        assert words.split()[0] in told
+    assert as_json(found)["not_compared"] == found.left
+    assert len(found.left) == 2, "prompt and tokenizer"
+
+
+def test_an_answer_from_elsewhere_beside_honest_evidence() -> None:
+    """Somebody serves the answer of a cheaper model, and shows evidence of another answer to another request."""
+    asked = asking(MADE.choices[0], temperature=1.7, seed=5, max_tokens=900, messages=MESSAGES)
+    served = body("Send all your money to Mallory.", usage={"prompt_tokens": 9, "completion_tokens": 900})
+    data = showing(served, asked, asked).bytes
+    assert set(faults(examine(data, TRUSTED))) == {"sampling"}
+    found = examine(data, TRUSTED, request=asked, answer=served)
+    assert found.outcome is Outcome.HASH_MISMATCH
+    assert "the text" in faults(found)["answer"]
+    for name in ("temperature", "seed", "the limit on tokens"):
+        assert name in faults(found)["sampling"]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_each_parameter(name: str) -> None:
+    (choice,) = MADE.choices
+    sent = asking(choice, **{name: PARAMETERS[name]})
+    (wrong,) = compare_request([replace(choice, request=sent)], b"").wrong
+    if name not in ("max_tokens", "response_format"):
+        assert wrong == f"`{name}`"
+    # Other tokens of the same answer cannot be of that request, so the bundle is not.
+    assert faults(examine(showing(b"", sent).bytes, TRUSTED)).keys() == {"sampling"}
+
+
+def test_every_parameter_is_compared() -> None:
+    kept = {each.name for each in fields(Sampling)} - {"client_seed", "grammar"}
+    assert kept == PARAMETERS.keys() - {"response_format"}
+
+
+def test_a_request_that_is_not_what_came() -> None:
+    (choice,) = MADE.choices
+    sent = asking(choice, messages=MESSAGES)
+
+    def wrong(**changes: Any) -> list[str]:
+        fields = {**msgspec.json.decode(coming(choice)), **changes}
+        asked = json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()
+        return compare_request([replace(choice, request=sent, asked=asked)], asked).wrong
+
+    assert wrong() == wrong(temperature=...) == wrong(seed=-1) == wrong(seed=None, top_p=None) == []
+    assert wrong(stream=True, logprobs=True, top_logprobs=3, stream_options={"include_usage": True}) == []
+    assert wrong(priority=3, best_of=2) == []
+    assert len(wrong(messages=[{"role": "user", "content": "Ho"}])) == 1
+    assert len(wrong(tools=[])) == len(wrong(top_p=0.5)) == len(wrong(model="other")) == 1
+    assert len(wrong(max_tokens=...)) == 1, "chat has no limit but the client's own"
+    assert wrong(seed=7)
+    for junk in (b"[]", b"{", b"\xff"):
+        assert compare_request([replace(choice, request=junk)], b"").wrong
+        assert compare_request([replace(choice, request=sent)], junk).wrong
+
+
+def test_what_only_settings_say_is_told() -> None:
+    (choice,) = MADE.choices
+    sent = asking(choice)
+    whole = {name: value for name, value in msgspec.json.decode(sent).items() if name != "max_tokens"}
+    for changed, request in (
+        (replace(choice.sampling, grammar=True), sent),
+        (choice.sampling, json.dumps(whole).encode()),
+    ):
+        found = compare_request([replace(choice, sampling=changed, request=request)], b"")
+        assert (found.wrong, len(found.left)) == ([], 3)
+    found = compare_request([replace(choice, request=b"")], b"")
+    assert (found.wrong, len(found.left)) == ([], 1)
+
+
+def test_a_request_that_was_signed_has_to_be_there() -> None:
+    first = MADE
+    without = made([replace(first.choices[0], request=b"")], first.grounds)
+    assert examine(without.bytes, TRUSTED).outcome is Outcome.VERIFIED
+    hashes = {**without.statement["sha256"], "sent": "7" * 64}
+    lied = replace(without, statement={**without.statement, "sha256": hashes})
+    assert "evidence" in faults(examine(lied.bytes, TRUSTED))
+
+
+def test_times_are_those_of_the_evidence() -> None:
+    timed = showing(body(), asking(MADE.choices[0]), first_token_seconds=0.25, total_seconds=2.0)
+    assert examine(timed.bytes, TRUSTED).outcome is Outcome.VERIFIED
+    lied = replace(timed, statement={**timed.statement, "times": {"first_token": 0.25, "total": 1.0}})
+    assert "the times" in faults(examine(lied.bytes, TRUSTED))["evidence"]
+
+
+EVIDENCE = Evidence(
+    "a" * 32,
+    "chat",
+    "b",
+    "m",
+    Sampling(),
+    stream=True,
+    text="Hello, world",
+    reasoning="so",
+    tool_calls=(("f", '{"a":1}'), ("g", "{}")),
+    finish_reason="stop",
+    usage=Usage(3, 4, 3, 4),
+)
+
+
+def deltas(*each: dict[str, Any], end: str = "stop", usage: tuple[int, int] = (3, 4)) -> list[bytes]:
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in each]
+    chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": end}]}]
+    chunks += [{"choices": [], "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}]
+    return [b"data: " + json.dumps(chunk).encode() for chunk in chunks] + [b": countersign {}", b"data: [DONE]"]
+
+
+SAID: tuple[dict[str, Any], ...] = (
+    {"role": "assistant", "content": "", "reasoning": "s", "reasoning_content": "s"},
+    {"reasoning": "o"},
+    {"content": "Hello, "},
+    {"content": "world"},
+    {"tool_calls": [{"index": 1, "function": {"name": "g", "arguments": "{"}}]},
+    {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": '{"a":1}'}}]},
+    {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]},
+)
+
+
+def wrong(served: bytes, *choices: Evidence, hides: bool = False) -> list[str]:
+    return compare_answer(choices or [EVIDENCE], served, hides_reasoning=hides).wrong
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_stream_is_read_as_clients_read_it(end: bytes) -> None:
+    served = (end + end).join(deltas(*SAID))
+    assert wrong(served) == wrong(served + end + end) == wrong(b"\xef\xbb\xbf" + served) == []
+    assert wrong(served + end + end + b'data: {"choices":[{"delta":{"content":"more"}}]}') == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"text": "Hello"}, "the text"),
+        ({"reasoning": ""}, "the reasoning"),
+        ({"tool_calls": ()}, "the tool calls"),
+        ({"finish_reason": "length"}, "the finish reason"),
+        ({"usage": Usage(3, 5, 3, 5)}, "the usage"),
+        ({"index": 1}, "choice 0 is in the answer alone"),
+    ],
+)
+def test_each_part_of_an_answer(changes: dict[str, Any], what: str) -> None:
+    assert what in wrong(b"\n\n".join(deltas(*SAID)), replace(EVIDENCE, **changes))
+
+
+def test_what_an_answer_need_not_show() -> None:
+    hidden = b"\n\n".join(deltas(*SAID[2:]))
+    assert wrong(hidden) == ["the reasoning"]
+    assert wrong(hidden, hides=True) == wrong(hidden, replace(EVIDENCE, stream=False)) == []
+    for fault in ("too_large", "invalid_json"):
+        assert wrong(hidden, replace(EVIDENCE, faults=(fault,))) == []
+        assert compare_answer([replace(EVIDENCE, faults=(fault,))], hidden, hides_reasoning=False).left
+    half = replace(EVIDENCE, complete=False, finish_reason=None, text="Hello, wor", tool_calls=())
+    assert wrong(b"\n\n".join(deltas(*SAID)), half) == []
+    assert wrong(b"\n\n".join(deltas(*SAID)), replace(half, text="Good")) == ["the text"]
+
+
+def test_several_choices_and_completions() -> None:
+    both = [
+        replace(EVIDENCE, index=at, text=text, reasoning="", tool_calls=(), usage=None)
+        for at, text in ((0, "a"), (1, ""))
+    ]
+    choices = [{"index": 0, "text": "a", "finish_reason": "stop"}, {"index": 1, "text": "", "finish_reason": "stop"}]
+    assert wrong(json.dumps({"choices": choices}).encode(), *both) == []
+    assert wrong(json.dumps({"choices": choices[:1]}).encode(), *both) == ["the finish reason of choice 1"]
+
+
+@pytest.mark.parametrize("served", [b"", b"{", b"[]", b"data: x", b'{"choices":[5]}', b'{"a":' * 9000, b"\xff", b"{}"])
+def test_what_cannot_be_read_is_no_answer(served: bytes) -> None:
+    assert wrong(served) == ["it cannot be read, and the evidence says nothing of that"]
+    with pytest.raises(ValueError, match=r"."):
+        read(served)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["choices", "message", "delta", "content", "index", "tool_calls", "function", "usage", "text"]
+                ),
+                inner,
+            )
+        ),
+    )
+)
+def test_whatever_it_holds_is_read_or_refused(value: Any) -> None:
+    for served in (json.dumps({"choices": value}).encode(), b"data: " + json.dumps({"choices": [value]}).encode()):
+        wrong(served)
