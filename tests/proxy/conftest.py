@@ -18,6 +18,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from policies import codec
 from policies.evidence import Evidence
 from policies.unit import declaration_name, declaration_of
+from tests.support.deadlines import Deadlines
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
@@ -168,6 +169,12 @@ class Rig:
 def _quick_standings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standings are read ten times a second instead of once."""
     monkeypatch.setattr("proxy.backends.standings._EVERY", 0.1)
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+    """Those of proxies that are made from here on."""
+    return Deadlines(monkeypatch)
 
 
 @pytest.fixture

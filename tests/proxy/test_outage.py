@@ -14,7 +14,7 @@ from policies.settings import hash_key
 from proxy.lanes import Lanes
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import waiting, wire
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import FakeBackend, Until
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
@@ -229,11 +229,17 @@ def test_workers_too_far_behind(make_rig: Callable[..., Rig]) -> None:
 
 def test_running_generations_do_not_count_as_lost(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(verification={"lost_after": 1})
-    rig.backend.script = wire.stream(pause=0.3)
+    over = threading.Event()
+    head, *frames = wire.stream()
+    rig.backend.script = [head, *frames[:2], Until(over), *frames[2:]]
     with rig.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
         id = response.headers["x-countersign-id"]
         intent = rig.redis.get(intent_key(id))
         assert intent is not None
         assert b"One" not in intent
-        for _ in response.iter_raw():
-            assert rig.open_until(id) > time.time()
+        # However long it runs, it is put off again and again.
+        for _ in range(4):
+            until = rig.open_until(id)
+            wait_until(lambda until=until: rig.open_until(id) > until)  # type: ignore[misc]
+        over.set()
+        assert b"".join(response.iter_raw()).endswith(wire.DONE)

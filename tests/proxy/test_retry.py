@@ -16,8 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies.settings import hash_key
+from proxy.relay.clock import Clock
 from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.support import wire
+from tests.support.deadlines import Deadlines
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Received, Step
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
@@ -181,23 +183,44 @@ def test_two_rejected_answers_are_enough(pair: Callable[..., Rig], second: FakeB
         assert len(rig.backend.requests) + len(second.requests) + len(third.requests) == 2
 
 
-@pytest.mark.parametrize("why", ["only one", "quarantined", "hinted", "full", "unreachable", "too late"])
+@pytest.mark.parametrize("why", ["only one", "quarantined", "hinted", "full", "unreachable"])
 def test_no_other_backend(make_rig: Callable[..., Rig], backend: FakeBackend, second: FakeBackend, why: str) -> None:
     crowded = {"name": "b2", "url": second.url, "model": "m", "max_concurrency": 1}
     gone = crowded | {"url": "http://127.0.0.1:9"}
     first = {"name": "b1", "url": backend.url, "model": "m"}
     backends = [first] if why == "only one" else [first, gone] if why == "unreachable" else [first, crowded]
-    sections = {"timeouts": {"total": 0.2}} if why == "too late" else {}
-    rig = make_rig(backends=backends, verification=RETRY, standing=NO_TURNS, **sections)
+    rig = make_rig(backends=backends, verification=RETRY, standing=NO_TURNS)
     rig.backend.script, second.script = [wire.whole(wire.BODY)], [wire.whole(OTHER)]
     if why != "only one":
         rig.stand("b2", "quarantined" if why == "quarantined" else "suspect")
     if why == "full":
         rig.proxy.services.backends.all[1].outstanding = 1
     headers = INLINE | ({"x-countersign-backend": "b1"} if why == "hinted" else {})
-    with rig.worker(FIRST_BAD, NOBODY, delay=0.3 if why == "too late" else 0.0):
+    with rig.worker(FIRST_BAD, NOBODY):
         response = rig.chat(headers=headers)
     rig.proxy.services.backends.all[-1].outstanding = 0
+    _assert_not_retried(rig, response)
+    assert second.requests == []
+
+
+def test_no_time_for_another_backend(
+    pair: Callable[..., Rig], second: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = pair()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(rig.chat, INLINE)
+        wait_until(rig.open_ids)
+        (id,) = rig.open_ids()
+        rig.evidence(id)
+        # The total time-out is over before the verdict is there.
+        monkeypatch.setattr(Clock, "left", 0.0)
+        rig.decide(id, "reject", NOBODY)
+        response = asked.result()
+    _assert_not_retried(rig, response)
+    assert second.requests == []
+
+
+def _assert_not_retried(rig: Rig, response: httpx.Response) -> None:
     assert response.status_code == 502
     assert _error(response)["code"] == "verification_failed"
     id = response.headers["x-countersign-id"]
@@ -205,8 +228,8 @@ def test_no_other_backend(make_rig: Callable[..., Rig], backend: FakeBackend, se
     assert "quarantine" not in response.text
     assert "x-countersign-retried" not in response.headers
     assert rig.http.get(f"/v1/verifications/{id}").json()["verdict"] == "reject"
-    assert second.requests == []
-    assert (len(rig.backend.requests), rig.proxy.drain.in_flight) == (1, 0)
+    wait_until(lambda: rig.proxy.drain.in_flight == 0)
+    assert len(rig.backend.requests) == 1
 
 
 def test_one_that_cannot_be_reached_leaves_a_record(make_rig: Callable[..., Rig]) -> None:
@@ -271,22 +294,25 @@ def test_a_verdict_that_comes_too_late_is_pending(pair: Callable[..., Rig], seco
     assert second.requests == []
 
 
-def test_the_total_time_out_holds_for_both(pair: Callable[..., Rig], second: FakeBackend) -> None:
-    rig = pair(timeouts={"total": 2.0})
-    slowly: list[Step] = [0.05, b" "]
-    second.script = [wire.head(200, "application/json", "content-length: 5000"), *slowly * 2000]
-    started = time.monotonic()
-    with rig.worker(FIRST_BAD, NOBODY, delay=0.4):
-        response = rig.chat(headers=INLINE)
-    assert time.monotonic() - started > 1.9
+def test_the_total_time_out_holds_for_both(pair: Callable[..., Rig], second: FakeBackend, deadlines: Deadlines) -> None:
+    rig = pair(timeouts={"total": 1000.0, "first_byte": 2000.0, "idle": 2000.0})
+    second.script = [wire.head(200, "application/json", "content-length: 5000"), b" ", PeerCloses()]
+    with ThreadPoolExecutor(1) as pool, rig.worker(FIRST_BAD, NOBODY):
+        asked = pool.submit(rig.chat, INLINE)
+        # Each of them has one for the head and one for the body; a byte of the second body is there.
+        wait_until(lambda: [number for number, _ in deadlines.moved].count(3) == 2)
+        deadlines.end()
+        response = asked.result()
+    first, other = (max(at for number, at in deadlines.moved if number in own) for own in ((0, 1), (2, 3)))
+    assert other == pytest.approx(first, abs=1e-6)
     assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")
     assert second.last.peer_closed.wait(PATIENCE)
     assert "upstream_timeout" in rig.evidence(response.headers["x-countersign-id"]).faults
 
 
-def test_silence_of_the_second_one(pair: Callable[..., Rig], second: FakeBackend) -> None:
-    rig = pair(timeouts={"first_byte": 0.3})
-    second.script = [PeerCloses()]
+def test_silence_of_the_second_one(pair: Callable[..., Rig], second: FakeBackend, deadlines: Deadlines) -> None:
+    rig = pair()
+    second.script = deadlines.silence()
     with rig.worker(FIRST_BAD, NOBODY):
         response = rig.chat(headers=INLINE)
     assert (response.status_code, _error(response)["code"]) == (504, "upstream_timeout")

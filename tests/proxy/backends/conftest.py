@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from proxy.backends.pool import Backends
+from tests.proxy.backends.fleet import Clock
 from tests.proxy.backends.live import QUICK, Trio
 from tests.proxy.conftest import Rig
 from tests.support import wire
@@ -19,6 +22,14 @@ def empty(valkey: Valkey) -> None:
     """Nothing is left in Redis of the test before."""
     with valkey.client() as client:
         client.flushall()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which backends rest, and are tried again, in proxies that are made from here on."""
+    clock = Clock()
+    monkeypatch.setattr("proxy.services.Backends", partial(Backends, clock=clock))
+    return clock
 
 
 @pytest.fixture

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tests.proxy.backends.fleet import Clock
 from tests.proxy.backends.live import BUSY, ERROR, QUICK, Trio, breaker_of, reset, took
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
+from tests.support.deadlines import Deadlines
 from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Step, Until
 from tests.support.raw_http import Call
 from tests.support.waiting import wait_until
@@ -28,13 +29,15 @@ pytestmark = pytest.mark.usefixtures("empty")
         ([Close()], "disconnected"),
         ([Close(reset=True)], "disconnected"),
         ([wire.whole(wire.BODY)[:-30], Close()], "broken"),
-        ([PeerCloses()], "timeout"),
-        ([wire.whole(wire.BODY)[:60], PeerCloses()], "timeout"),
+        ([], "timeout"),
+        ([wire.whole(wire.BODY)[:60]], "timeout"),
     ],
 )
-def test_one_that_fails_is_left_alone_and_comes_back(trio: Trio, script: list[Step], kind: str) -> None:
-    rig, servers = trio(timeouts={"first_byte": 0.5})
-    servers[0].script = script
+def test_one_that_fails_is_left_alone_and_comes_back(
+    clock: Clock, deadlines: Deadlines, trio: Trio, script: list[Step], kind: str
+) -> None:
+    rig, servers = trio()
+    servers[0].script = deadlines.silence(*script) if kind == "timeout" else script
     statuses = [rig.chat().status_code for _ in range(12)]
     # An answer that broke off half-way was asked for elsewhere, too: nothing of it had been sent.
     assert statuses == [200] * 12
@@ -44,13 +47,13 @@ def test_one_that_fails_is_left_alone_and_comes_back(trio: Trio, script: list[St
     assert 3 <= len(servers[0].requests) <= 4
     reset(servers)
     servers[0].script = [wire.whole(wire.BODY)]
-    time.sleep(0.6)
+    clock.now += QUICK["longest"]
     assert [rig.chat().status_code for _ in range(9)] == [200] * 9
     assert breaker_of(rig) == "closed"
     assert took(servers) == [3, 3, 3]
 
 
-def test_one_that_dies_and_comes_back(make_rig: Callable[..., Rig], second: FakeBackend) -> None:
+def test_one_that_dies_and_comes_back(clock: Clock, make_rig: Callable[..., Rig], second: FakeBackend) -> None:
     with FakeBackend([wire.whole(wire.BODY)]) as dying:
         port = dying.port
         rig = make_rig(
@@ -71,6 +74,7 @@ def test_one_that_dies_and_comes_back(make_rig: Callable[..., Rig], second: Fake
         assert rig.chat(headers={"x-countersign-backend": "b2"}).status_code == 503
     assert breaker_of(rig, 1) == "open"
     rig.proxy.services.backends.all[1].rest(0)
+    clock.now += QUICK["longest"]
     with FakeBackend([wire.whole(wire.BODY)], port=port) as alive:
         wait_until(lambda: rig.chat().status_code == 200 and alive.requests)
         assert breaker_of(rig, 1) == "closed"
@@ -92,16 +96,18 @@ def test_none_left_is_said_at_once_and_when_to_come_again(make_rig: Callable[...
     wait_until(lambda: rig.open_ids() == [])
 
 
-def test_one_request_tries_one_that_was_silent(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:
-    rig = make_rig(timeouts={"first_byte": 1.5}, breaker={"failures": 2, "open_seconds": 0.4, "longest": 0.4})
-    backend.script = [5.0]
+def test_one_request_tries_one_that_was_silent(
+    clock: Clock, deadlines: Deadlines, make_rig: Callable[..., Rig], backend: FakeBackend
+) -> None:
+    rig = make_rig(breaker={"failures": 2, "open_seconds": 0.4, "longest": 0.4})
+    backend.script = deadlines.silence()
     for _ in range(2):
         assert rig.chat().status_code == 504
     assert rig.chat().status_code == 503
     assert len(backend.requests) == 2
     over = threading.Event()
     backend.script = [Until(over), wire.whole(wire.BODY)]
-    time.sleep(0.4)
+    clock.now += 0.4
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(rig.chat) for _ in range(10)]
         wait_until(lambda: sum(call.done() for call in calls) == 9)
@@ -151,14 +157,14 @@ def test_4xx_are_the_requests_own(trio: Trio, status: int) -> None:
     assert took(servers) == [10, 10, 10]
 
 
-def test_a_busy_one_rests_as_long_as_it_wants(trio: Trio) -> None:
+def test_a_busy_one_rests_as_long_as_it_wants(clock: Clock, trio: Trio) -> None:
     rig, servers = trio()
     servers[0].script = [BUSY % b"1"]
     assert [rig.chat().status_code for _ in range(10)] == [200] * 10
     assert len(servers[0].requests) == 1
     assert breaker_of(rig) == "closed"
     servers[0].script = [wire.whole(wire.BODY)]
-    time.sleep(1.0)
+    clock.now += 1.0
     assert [rig.chat().status_code for _ in range(9)] == [200] * 9
     assert len(servers[0].requests) == 4
 
@@ -171,7 +177,7 @@ def test_the_only_one_says_itself_that_it_is_busy(rig: Rig) -> None:
     assert len(rig.backend.requests) == 8
 
 
-def test_streams_that_break_off_half_way_count(trio: Trio) -> None:
+def test_streams_that_break_off_half_way_count(clock: Clock, trio: Trio) -> None:
     rig, servers = trio()
     for server in servers:
         server.script = wire.stream()
@@ -183,7 +189,7 @@ def test_streams_that_break_off_half_way_count(trio: Trio) -> None:
     assert len(servers[0].requests) == 3
 
 
-def test_errors_within_a_stream_count(trio: Trio) -> None:
+def test_errors_within_a_stream_count(clock: Clock, trio: Trio) -> None:
     rig, servers = trio()
     for server in servers:
         server.script = wire.stream()
@@ -194,7 +200,7 @@ def test_errors_within_a_stream_count(trio: Trio) -> None:
     assert breaker_of(rig) == "open"
 
 
-def test_streams_that_begin_with_an_error_count(trio: Trio) -> None:
+def test_streams_that_begin_with_an_error_count(clock: Clock, trio: Trio) -> None:
     rig, servers = trio()
     for server in servers:
         server.script = wire.stream()
@@ -218,7 +224,8 @@ def test_streams_that_fall_silent_count(trio: Trio) -> None:
 def test_clients_that_leave_never_count(trio: Trio, stream: bool) -> None:
     rig, servers = trio()
     for server in servers:
-        server.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:2]), 5.0] if stream else [5.0]
+        begun: list[Step] = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:2])]
+        server.script = [*begun, PeerCloses()] if stream else [PeerCloses()]
     for n in range(30):
         call = Call(rig.proxy.url, "/v1/chat/completions", json.dumps(CHAT | {"stream": stream}).encode(), {})
         wait_until(lambda n=n: sum(took(servers)) == n + 1)  # type: ignore[misc]
