@@ -23,11 +23,8 @@ from tests.proxy.conftest import CHAT
 from tests.support.fake_backend import FakeBackend
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.keys import KeyStore, Use, issue
-
-SETTLED = 5.0
-"""Seconds after which whatever is settled behind an answer's back has been."""
 
 
 @dataclass
@@ -67,13 +64,14 @@ class Door:
 
     def eventually(self, key: str, every: str = "month", **counts: int) -> Use:
         """What is counted of a key, once it is that."""
-        deadline = time.monotonic() + SETTLED
-        while True:
+
+        def settled() -> Use | None:
             use = self.use(key, every)
-            if all(getattr(use, name) == count for name, count in counts.items()):
-                return use
-            assert time.monotonic() < deadline, (use, counts)
-            time.sleep(0.01)
+            return use if all(getattr(use, name) == count for name, count in counts.items()) else None
+
+        found = wait_until(settled, what=lambda: (self.use(key, every), counts))
+        assert found is not None
+        return found
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,8 +16,9 @@ import pytest
 from tests.proxy.conftest import CHAT, MESSAGES
 from tests.proxy.limits.conftest import Door
 from tests.support import wire
-from tests.support.fake_backend import Close, PeerCloses, Step
+from tests.support.fake_backend import Close, PeerCloses, Step, Until
 from tests.support.valkey import Valkey
+from tests.support.waiting import TRIES, wait_until
 
 LIMITED = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
 ANSWER = [wire.whole(wire.BODY, 200, "application/json", "x-ratelimit-limit-requests: 9", "X-RateLimit-Foo: 1")]
@@ -241,14 +244,20 @@ def test_the_openai_client(door: Door) -> None:
 
 def test_the_openai_client_comes_again_when_it_is_told_to(door: Door) -> None:
     key = door.key(concurrency=1)
-    door.backend.queue = [wire.stream(pause=0.15)]
+    over = threading.Event()
+    head, *frames = wire.stream()
+    door.backend.queue = [[head, *frames[:2], Until(over), *frames[2:]]]
     door.backend.script = ANSWER
-    with door.openai(key, max_retries=3) as client:
+    with door.openai(key, max_retries=TRIES) as client, ThreadPoolExecutor(1) as pool:
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
         began = time.monotonic()
-        assert client.chat.completions.create(model="m", messages=MESSAGES).usage
+        asked = pool.submit(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
+        wait_until(lambda: "countersign_refused_total{" in door.clients[0].get("/metrics").text)
+        assert len(door.backend.requests) == 1
+        over.set()
+        assert [chunk.choices for chunk in stream]
+        assert asked.result().usage
         assert time.monotonic() - began > 0.9
-        stream.close()
 
 
 def test_refusals_are_counted(door: Door) -> None:
