@@ -248,13 +248,15 @@ class _Response:
         verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
         retained = keeps(self._intent.get("retain"), verification["verdict"])
-        facts = self._facts(weighed, context.parts.keep(self._choices, weighed.grounds, retained=retained))
-        if context.store.settle(verification, weighed.unit, facts):
+        case = context.parts.keep(self._choices, weighed.grounds, retained=retained)
+        if context.store.settle(verification, weighed.unit, self._facts(weighed, case)):
             metrics.decided(self._choices, verification["decided"], audited=bool(verification["audited"]))
             if changed:
                 declarations.count(redis, choice.backend)
             if verification.get("second_reference", {}).get("unchecked"):
                 redis.hincrby(SECOND_UNCHECKED, choice.backend, 1)
+        else:
+            context.parts.withdraw(self._id, case)
         if self._held.replayed is not None:
             _forget(context, self._id)
         _fold(context, choice.backend)

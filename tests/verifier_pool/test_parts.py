@@ -13,6 +13,7 @@ from policies import jws
 from policies.errors import NotFound
 from policies.evidence import Evidence
 from policies.examination import Examination, Outcome, examine
+from policies.receipt import verify_receipt
 from tests.verifier_pool import audits
 from tests.verifier_pool.audits import Second, declared, lying, ready
 from tests.verifier_pool.rig import submit
@@ -21,6 +22,7 @@ from verifier_pool import context
 from verifier_pool.link.bundling import bundle_of
 from verifier_pool.link.log import Log
 from verifier_pool.link.queue import PREFIX, intent_key
+from verifier_pool.link.receipts import receipt_of
 from verifier_pool.parts import Parts
 
 
@@ -98,6 +100,10 @@ def test_what_is_not_to_be_kept_is_not(redis: Redis, valkey_url: str, retain: st
     assert kept(redis, "case") == []
     with pytest.raises(NotFound):
         bundle(redis, evidence.id)
+    stored = receipt_of(redis, evidence.id)
+    assert stored is not None
+    keys = {jws.kid_of(key): key for key in context.current().store.signer.published()}
+    assert verify_receipt(stored.token, keys).hashes["replay"], "it is known what the verdict rests on"
 
 
 def test_what_many_share_is_kept_once_and_again_when_it_is_lost(

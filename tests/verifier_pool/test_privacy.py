@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -12,6 +12,7 @@ from redis import Redis
 from policies.errors import OtherVersion
 from policies.evidence import Evidence
 from policies.settings import Settings, keeps
+from policies.verification import unverified
 from tests.verifier_pool import rig
 from tests.verifier_pool.audits import lying
 from tests.verifier_pool.toy import ToyReference, answer, settings
@@ -19,6 +20,7 @@ from verifier_pool import context, jobs
 from verifier_pool.flights import NO_KEY, read_flights
 from verifier_pool.link.queue import content_keys, evidence_key, intent_key
 from verifier_pool.link.sealing import Sealer, is_sealed, new_key
+from verifier_pool.parts import Parts
 from verifier_pool.replays import outcome_key, replay_job, request_key
 from verifier_pool.store import Store
 
@@ -74,6 +76,50 @@ def test_evidence_that_comes_after_its_verdict_goes_too(redis: Redis, valkey_url
     redis.set(evidence_key(id), cast(bytes, held))
     jobs.verify(id)
     assert left(redis, id) == []
+
+
+@pytest.mark.parametrize("retain", ["all", "rejects", "none"])
+def test_what_a_pass_kept_goes_where_another_verdict_came_first(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, retain: str
+) -> None:
+    rules = settings(valkey_url)
+    id = submitted(redis, rules, retain, lying(answer((40, 41), 48)))
+    keep = Parts.keep
+
+    def after_it(self: Parts, *rest: Any, **more: Any) -> bytes:
+        case = keep(self, *rest, **more)
+        _given_up(id)
+        return case
+
+    rig.worker(redis, rules)
+    monkeypatch.setattr(Parts, "keep", after_it)
+    jobs.verify(id)
+    assert rig.verdict_of(redis, id)["reasons"] == ["job_failed"]
+    assert cast("list[bytes]", redis.keys(f"*case:{id}*")) == []
+
+
+def _given_up(id: str) -> None:
+    store = context.current().store
+    assert store.settle(unverified(id, "job_failed", store.intent(id), 1.0), None)
+
+
+def test_what_two_passes_kept_alike_stays(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = settings(valkey_url)
+    id = submitted(redis, rules, "all", lying(answer((40, 41), 48)))
+    keep, kept = Parts.keep, list[bytes]()
+
+    def twice(self: Parts, *rest: Any, **more: Any) -> bytes:
+        case = keep(self, *rest, **more)
+        kept.append(case)
+        if len(kept) == 1:
+            jobs.verify(id)
+        return case
+
+    rig.worker(redis, rules)
+    monkeypatch.setattr(Parts, "keep", twice)
+    jobs.verify(id)
+    assert kept[0] == kept[1]
+    assert len(cast("list[bytes]", redis.keys(f"*case:{id}*"))) == 1
 
 
 @pytest.fixture
