@@ -12,7 +12,7 @@ from proxy import serve
 from tests.proxy.conftest import Rig
 from tests.proxy.raw import BODY, CLOSE, HOST, POST, MakeRig, Wire, error_of, length, memory, works
 from tests.support import wire
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, TRIES
 
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 WHOLE_CHUNKED = CHUNKED + b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
@@ -79,13 +79,18 @@ def test_a_body_that_trickles_behind_its_answer(make_rig: MakeRig) -> None:
 
 def test_a_connection_is_kept_for_whoever_ends_its_body_behind_the_answer(make_rig: MakeRig) -> None:
     rig = make_rig(bounds={"head_seconds": 1.0})
-    with Wire(rig) as client:
-        client.send([b"POST /nope HTTP/1.1\r\n", HOST, length(), b"\r\n", BODY[:5]])
-        assert client.answer().startswith(b"HTTP/1.1 404 ")
-        client.send([BODY[5:]])
-        time.sleep(1.5)
-        client.send([b"GET /healthz HTTP/1.1\r\n", HOST, CLOSE, b"\r\n"])
-        assert client.rest().startswith(b"HTTP/1.1 200 ")
+
+    def kept() -> bool:
+        with Wire(rig) as client:
+            client.send([b"POST /nope HTTP/1.1\r\n", HOST, length(), b"\r\n", BODY[:5]])
+            assert client.answer().startswith(b"HTTP/1.1 404 ")
+            client.send([BODY[5:]])
+            time.sleep(1.5)
+            client.send([b"GET /healthz HTTP/1.1\r\n", HOST, CLOSE, b"\r\n"])
+            return client.rest().startswith(b"HTTP/1.1 200 ")
+
+    # Its end comes in time, unless the machine stands still meanwhile.
+    assert any(kept() for _ in range(TRIES))
 
 
 def _read_to_the_end(client: Wire, closed: threading.Event) -> None:

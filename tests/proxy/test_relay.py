@@ -328,7 +328,7 @@ def test_silence_before_the_first_byte(make_rig: Callable[..., Rig], stream: boo
 
 def test_silence_between_frames(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(timeouts={"idle": 0.3})
-    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), PeerCloses()]
+    rig.backend.script = [wire.SSE_HEAD + b"".join(map(wire.chunk, wire.FRAMES[:3])), PeerCloses()]
     response = rig.chat(stream=True)
     assert b"upstream_timeout" in response.content
     assert b"[DONE]" not in response.content

@@ -16,7 +16,7 @@ import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.support.valkey import Valkey
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 from verifier_pool.link.connection import connect_async
 
 AT_ONCE = struct.pack("ii", 1, 0)
@@ -46,7 +46,7 @@ def resetting() -> Iterator[str]:
 
 def test_a_connection_that_is_reset_while_it_is_made_is_a_connection_error() -> None:
     async def ask(url: str, errors: Counter[str]) -> None:
-        redis = connect_async(url, timeout=1.0, connect_timeout=1.0)
+        redis = connect_async(url, timeout=PATIENCE, connect_timeout=PATIENCE)
 
         async def ping() -> None:
             for _ in range(50):
@@ -70,7 +70,7 @@ def test_a_connection_ends_with_its_server(run: Callable[[Coroutine[Any, Any, No
 
     async def outlive() -> None:
         with Valkey() as valkey:
-            redis = connect_async(valkey.url, timeout=5.0, connect_timeout=5.0)
+            redis = connect_async(valkey.url, timeout=PATIENCE, connect_timeout=PATIENCE)
             assert await redis.ping()
             (idle,) = redis.connection_pool._available_connections
             assert idle._writer is not None

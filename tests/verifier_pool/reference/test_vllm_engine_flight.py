@@ -148,7 +148,10 @@ def test_a_dead_engine_fails_what_it_held_and_starts_once_for_all_others(start: 
 
 
 def test_an_engine_that_falls_silent_is_left(start: Open) -> None:
-    engine = start(timeout=0.4)
+    engine = start()
+    assert engine._engine is not None
+    # The next one has all the time that it needs.
+    engine._engine.patience = 0.4
     hold(engine)
     future = engine.submit(asking())
     assert reason(future) == "engine_failed"
@@ -159,6 +162,8 @@ def test_an_engine_that_falls_silent_is_left(start: Open) -> None:
 def test_an_idle_engine_is_not_silent(start: Open) -> None:
     engine = start(timeout=0.3)
     time.sleep(1)
+    assert engine._engine is not None
+    engine._engine.patience = PATIENCE
     assert engine.replay([asking()])[0].form == "ids"
     assert len(FakeLlm.made) == 1
 

@@ -13,7 +13,7 @@ import pytest
 
 from policies.errors import ReplayError
 from policies.settings import ReferenceSettings
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.waiting import PATIENCE, TRIES, wait_until
 from tests.verifier_pool.reference.test_vllm_http import FakeVllm, Reply, npy, request, serving
 from tests.verifier_pool.toy import logprobs_after
 from verifier_pool.reference import http_client, open_reference
@@ -56,10 +56,16 @@ def test_a_slow_one_times_out_alone() -> None:
 
     fake.completion = slow
     with serving(fake, timeout=2) as reference:
-        futures = [reference.submit(request((first, 5))) for first in (1, 9, 2)]
-        assert [future.exception(PATIENCE) is None for future in futures] == [True, False, True]
-        with pytest.raises(ReplayError, match="timeout"):
-            futures[1].result()
+
+        def alone() -> bool:
+            futures = [reference.submit(request((first, 5))) for first in (1, 9, 2)]
+            failures = [future.exception(PATIENCE) for future in futures]
+            assert isinstance(failures[1], ReplayError)
+            assert failures[1].reason == "timeout"
+            return failures[0] is None is failures[2]
+
+        # The others are answered at once, unless the machine stands still meanwhile.
+        assert any(alone() for _ in range(TRIES))
         over.set()
 
 
@@ -73,8 +79,12 @@ def test_waiting_for_a_connection_is_no_time_out(monkeypatch: pytest.MonkeyPatch
 
     fake.completion = slow
     with serving(fake, timeout=2) as reference:
-        futures = [reference.submit(request((number, 5))) for number in range(10)]
-        assert [future.exception(PATIENCE) for future in futures] == [None] * 10
+
+        def waited() -> bool:
+            futures = [reference.submit(request((number, 5))) for number in range(10)]
+            return [future.exception(PATIENCE) for future in futures] == [None] * 10
+
+        assert any(waited() for _ in range(TRIES))
 
 
 def test_cancelled_ones_give_their_connection_back() -> None:
