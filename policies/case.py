@@ -29,7 +29,8 @@ from policies.transcript import Added, Recorder, Said, Transcript
 
 VERSION = 1
 RULES = 1
-"""Of the checks: another number with every change after which the same evidence may be judged differently."""
+"""Of the checks: another number with every change after which the same evidence may be judged differently, which golden
+cases meet (`tests/policies/test_rules.py`)."""
 MAX_UNPACKED = 256 * 1024 * 1024
 """Bytes that a case may take, uncompressed. A replay of 2¹⁷ tokens with 41 columns takes 27 MB."""
 MAX_ADDED = 8 * 1024 * 1024
