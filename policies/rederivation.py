@@ -1,7 +1,7 @@
 """A verdict derived again, and held against the one that was signed.
 
 Words, codes, counts and texts must be the same. Numbers may differ by a ten-thousandth, because processors add in
-different orders, and so may numbers that stand in a text.
+different orders, and so may numbers that stand in a text; whole ones are counts there, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from policies.verification import Verification, describe, public
 
 TOLERANCE = 1e-4
 """Relative difference of two numbers that are the same."""
-TOLD = frozenset({"id", "object", "status", "decided", "extra_replay", "second_reference"})
+TOLD = frozenset({"id", "decided", "extra_replay", "second_reference"})
 """What a verification says besides: when it was made, that the replay was made because of what the answer or its checks
 said, and what a second reference confirmed for the backend's standing. No verdict hangs on these."""
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
 def derive(choices: Sequence[Evidence], grounds: Grounds) -> Verification:
@@ -33,6 +33,8 @@ def derive(choices: Sequence[Evidence], grounds: Grounds) -> Verification:
 def differences(signed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
     """In what the verification that was signed is not the derived one, in plain words; empty where it is."""
     found: list[str] = []
+    if type(signed.get("decided")) not in (int, float):
+        found.append("`decided` is no time")
     for name in sorted((set(signed) | set(derived)) - TOLD):
         if name not in signed or name not in derived:
             found.append(f"only one of them says `{name}`")
@@ -67,9 +69,14 @@ def _same(signed: Any, derived: Any) -> bool:
         return (
             _NUMBER.sub("#", signed) == _NUMBER.sub("#", derived)
             and len(numbers) == len(others)
-            and all(_close(float(one), float(other)) for one, other in zip(numbers, others, strict=True))
+            and all(_close(_value(one), _value(other)) for one, other in zip(numbers, others, strict=True))
         )
     return bool(signed == derived)
+
+
+def _value(text: str) -> float:
+    """A whole number as one."""
+    return int(text) if len(text) < 4000 and not set(text) & set(".eE") else float(text)
 
 
 def _close(one: float, other: float) -> bool:

@@ -52,6 +52,11 @@ def test_what_machines_may_differ_in(same: dict[str, Any]) -> None:
         (changed(reasons=["too_near: the drift is 0.2659, 17 honest answers stay within 0.06766"]), "`reasons[0]`"),
         (changed(reasons=["too_far: the drift is 0.27, 17 honest answers stay within 0.06766"]), "`reasons[0]`"),
         (changed(reasons=["too_far: the drift is 0.2659, 18 honest answers stay within 0.06766"]), "`reasons[0]`"),
+        (
+            changed(reasons=["too_far: the drift is 0.2659, १७ honest answers stay within 0.06766"]),
+            "`reasons[0]`",
+        ),
+        (changed(object="other"), "`object`"),
         (with_metric("score", 0.266), "`checks[distance].metrics.score`"),
         (with_metric("tokens", 38), "`checks[distance].metrics.tokens`"),
         (with_metric("p", 0.0), "`checks[distance].metrics.p`"),
@@ -63,3 +68,14 @@ def test_everything_else_is_told(other: dict[str, Any], words: str) -> None:
     for found in (differences(SIGNED, other), differences(other, SIGNED)):
         assert len(found) == 1
         assert words in found[0]
+
+
+def test_whole_numbers_in_texts_are_counts() -> None:
+    told = [changed(reasons=[f"far: {count} of 120000 tokens"]) for count in (120000, 120001)]
+    assert differences(told[0], told[0]) == []
+    assert len(differences(*told)) == 1
+
+
+@pytest.mark.parametrize("decided", [None, True, "1.0", [1.0]])
+def test_a_verdict_was_made_at_some_time(decided: Any) -> None:
+    assert differences(changed(decided=decided), SIGNED) == ["`decided` is no time"]
