@@ -19,14 +19,25 @@ app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
+{{/* Takes the same, and as "own" a list of further labels; what is in several is said by the first one, and by
+     commonLabels last. A key that is there twice is no valid object to whoever reads strictly. */}}
 {{- define "countersign.labels" -}}
-{{ include "countersign.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | quote }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $labels := include "countersign.selector" . | fromYaml -}}
+{{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" -}}
+{{- $labels = merge $labels (dict "app.kubernetes.io/version" (toString .root.Chart.AppVersion) "helm.sh/chart" $chart) -}}
+{{- $labels = merge $labels (dict "app.kubernetes.io/managed-by" (toString .root.Release.Service)) -}}
+{{- range .own -}}
+{{- $labels = merge $labels (. | default dict) -}}
+{{- end -}}
+{{- merge $labels (.root.Values.commonLabels | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* Annotations of a pod. Takes (dict "root" $ "part" .Values.proxy); empty where there are none. */}}
+{{- define "countersign.podAnnotations" -}}
+{{- with merge (include "countersign.checksum" .root | fromYaml) (.part.podAnnotations | default dict) -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
 {{- end -}}
 
 {{/* Image reference. Takes (dict "root" $ "image" .Values.image.proxy). */}}

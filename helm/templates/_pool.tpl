@@ -99,10 +99,7 @@ kind: Deployment
 metadata:
   name: {{ include "countersign.partName" (dict "root" .root "suffix" .suffix) | quote }}
   labels:
-    {{- include "countersign.labels" $labels | nindent 4 }}
-    {{- with .labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "countersign.labels" (merge (dict "own" (list .labels)) $labels) | nindent 4 }}
 spec:
   {{- if not (dig "autoscaling" "enabled" false $part) }}
   replicas: {{ $part.replicas }}
@@ -121,20 +118,10 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "countersign.labels" $labels | nindent 8 }}
-        {{- with .labels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $part.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      annotations:
-        {{- with include "countersign.checksum" .root }}
-        {{- . | nindent 8 }}
-        {{- end }}
-        {{- with $part.podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "countersign.labels" (merge (dict "own" (list .labels $part.podLabels)) $labels) | nindent 8 }}
+      {{- with include "countersign.podAnnotations" (dict "root" .root "part" $part) }}
+      {{- . | nindent 6 }}
+      {{- end }}
     spec:
       {{- include "countersign.pod" .root | nindent 6 }}
       terminationGracePeriodSeconds: {{ include "countersign.finishing" . }}

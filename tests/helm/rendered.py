@@ -126,13 +126,25 @@ VARIANTS: dict[str, Values] = {
 }
 
 
+class _Strict(yaml.SafeLoader):
+    """Reads YAML as strictly as whoever may read the chart's: a key that is there twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping. Raises ConstructorError."""
+        found = super().construct_mapping(node, deep)
+        if len(found) != len(node.value):
+            names = [key.value for key, _ in node.value]
+            raise yaml.constructor.ConstructorError(None, None, f"keys that are there twice: {names}", node.start_mark)
+        return found
+
+
 class Release:
     """What one set of values renders to."""
 
     def __init__(self, chart: helm.Chart, values: Values, name: str = "countersign") -> None:
         self.files = chart.render(values, name=name, namespace="prod")
         self.notes = next(text for path, text in self.files.items() if path.endswith("NOTES.txt"))
-        documents = [yaml.safe_load_all(text) for path, text in self.files.items() if path.endswith(".yaml")]
+        documents = [yaml.load_all(text, _Strict) for path, text in self.files.items() if path.endswith(".yaml")]
         self.objects: list[dict[str, Any]] = [item for stream in documents for item in stream if item]
 
     def of(self, kind: str, suffix: str = "") -> dict[str, Any]:

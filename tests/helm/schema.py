@@ -206,7 +206,7 @@ def _env() -> Schema:
     """
     name = {"type": "string", "minLength": 1, "not": {"pattern": f"^(HOME|COUNTERSIGN_({_any_case(_OWNED)}))$"}}
     words = "API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSW|CREDENTIAL|REDIS_URL|HEADERS"
-    words += "|COUNTERSIGN_(ADMIN__)?KEYS|(ENCRYPTION|SIGNING)_KEYS$"
+    words += "|COUNTERSIGN_(ADMIN__)?KEYS|(ENCRYPTION|SIGNING)_KEYS(__|$)"
     token = f"(^|[^_a-zA-Z]){_any_case('TOKEN')}[\"']?\\s*:|{_any_case('(ENCRYPTION|SIGNING)_KEYS')}[\"']?\\s*:"
     inside = f"({_any_case('API_KEY|SECRET|SHA256')})|{token}|://[^/?#]*@"
     return {

@@ -94,6 +94,15 @@ WRONG: dict[str, Values] = {
         "worker": {"autoscaling": {"enabled": True, "minReplicas": 9}},
         "monitoring": PROMETHEUS,
     },
+    "reference.autoscaling.minReplicas": {
+        "settings": MOE,
+        "reference": {"autoscaling": {"enabled": True, "minReplicas": 0}},
+        "monitoring": PROMETHEUS,
+    },
+    "worker.autoscaling.minReplicas": {
+        "worker": {"autoscaling": {"enabled": True, "minReplicas": 0}},
+        "monitoring": PROMETHEUS,
+    },
     "worker.autoscaling.enabled: an all-in-one": {"worker": ON, "allInOne": True},
     "reference.autoscaling.enabled: an all-in-one": {"reference": ON, "allInOne": True},
     "reference.autoscaling.enabled: settings.backends": {

@@ -72,6 +72,8 @@ WRONG: list[tuple[Values, str]] = [
     ({"settings": {"port": 1}}, "port"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_AUDIT__SECRET", "value": "s"}]}}, "/proxy/env/0"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_RECEIPTS__SIGNING_KEYS", "value": "s"}]}}, "/proxy/env/0"),
+    ({"worker": {"env": [{"name": "COUNTERSIGN_RECEIPTS__SIGNING_KEYS__0", "value": "s"}]}}, "/worker/env/0"),
+    ({"worker": {"env": [{"name": "COUNTERSIGN_STORAGE__encryption_keys__12", "value": "s"}]}}, "/worker/env/0"),
     ({"settings": {"receipts": {"signing_keys": "s"}}}, "signing_keys"),
     ({"worker": {"env": [{"name": "HF_TOKEN", "value": "s"}]}}, "/worker/env/0"),
     ({"proxy": {"env": [{"name": "COUNTERSIGN_PORT", "value": "1"}]}}, "/proxy/env/0/name"),
@@ -214,6 +216,9 @@ def test_what_the_program_takes_the_chart_does(chart: helm.Chart, settings: Valu
 
 ALLOWED: dict[str, Values] = {
     "what the rest of a section is": {"proxy": {"env": [{"name": "COUNTERSIGN_ADMIN__WATCH_SECONDS", "value": "0"}]}},
+    "where keys are": {
+        "worker": {"env": [{"name": "COUNTERSIGN_STORAGE__ENCRYPTION_KEYS_FILE", "value": "/etc/keys/storage"}]}
+    },
     "public keys": {"worker": {"env": [{"name": "COUNTERSIGN_PROFILE_KEYS", "value": "[]"}]}},
     "as much as there is": {"redis": {"bundled": {"maxmemory": "1gb", "resources": {"limits": {"memory": "1.5Gi"}}}}},
     "labels of series": {"monitoring": {"prometheus": {"selector": 'job="gate", cluster=~"eu-.*"'}}},
@@ -242,6 +247,35 @@ def test_right_values_are_taken(chart: helm.Chart, what: str) -> None:
 def test_values_that_contradict_each_other_are_refused_by_name(chart: helm.Chart, named: str) -> None:
     with pytest.raises(helm.HelmError, match=named):
         chart.render(CONTRADICTIONS[named], name="countersign")
+
+
+def test_a_label_that_is_said_twice_is_there_once(chart: helm.Chart) -> None:
+    """Reading what was rendered is strict; whatever says it most closely holds, and what the chart goes by always."""
+    pod: Values = {"podLabels": {"team": "pod"}, "podAnnotations": {"checksum/config": "x", "team": "pod"}}
+    own = {"enabled": True, "labels": {"team": "own"}}
+    release = Release(
+        chart,
+        {
+            "settings": MOE,
+            "commonLabels": {"team": "all"},
+            "monitoring": {
+                "credentials": {"existingSecret": "prometheus-key"},
+                **dict.fromkeys(("serviceMonitor", "podMonitor", "rules", "dashboard"), own),
+            },
+            **dict.fromkeys(("proxy", "worker", "reference", "webhooks"), pod),
+        },
+    )
+    deployments = [item for item in release.objects if item["kind"] == "Deployment"]
+    assert len(deployments) == 4
+    for item in deployments:
+        assert item["metadata"]["labels"]["team"] == "all"
+        inside = item["spec"]["template"]["metadata"]
+        assert inside["labels"]["team"] == inside["annotations"]["team"] == "pod"
+        assert len(inside["annotations"]["checksum/config"]) == 64
+        assert item["spec"]["selector"]["matchLabels"].items() <= inside["labels"].items()
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+        assert release.of(kind)["metadata"]["labels"]["team"] == "own"
+    assert release.of("ConfigMap", "-dashboard")["metadata"]["labels"]["team"] == "own"
 
 
 def test_text_that_looks_like_something_else_stays_text(chart: helm.Chart) -> None:
