@@ -1,5 +1,5 @@
-"""Evidence of one response within a bound, by leaving out what is largest: expert ids first, then claims, and last the
-request as it came, which no check reads."""
+"""Evidence of one response within a bound, by leaving something out: first the request as it came, which no check reads
+and whose hash is kept elsewhere, then what is largest, expert ids before claims."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def trimmed(choices: Sequence[Evidence], most: int) -> list[Evidence]:
     """The same choices in at most `most` bytes before compression, where leaving that out can achieve it."""
     found = list(choices)
     if _size(found) > most:
+        found = [one if one.asked is one.request else replace(one, asked=b"") for one in found]
+    if _size(found) > most:
         found = [_without_experts(one) for one in found]
     if _size(found) > most:
         found = [_without_claim(one) for one in found]
-    if _size(found) > most:
-        found = [replace(one, asked=b"") for one in found]
     return found
 
 

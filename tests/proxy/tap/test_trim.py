@@ -59,17 +59,21 @@ def test_expert_ids_go_first() -> None:
     codec.unpack(codec.pack([one]))
 
 
-def test_the_request_as_it_came_counts_and_goes_last() -> None:
+def test_the_request_as_it_came_counts_and_goes_first() -> None:
+    """No check reads it: however much of it a client sends, an answer is checked as another one is."""
     asked = np.random.default_rng(2).bytes(1 << 20)
-    most = len(asked) + CLAIM + EXPERTS + 1024
     whole = [_choice(index, request=b"{}", asked=asked) for index in range(2)]
-    kept = trimmed(whole, most)
-    assert len(codec.pack(kept)) <= most + 2 * 1024
-    assert all(one.asked is asked and one.routed_experts is None for one in kept)
-    # Where it is the very body that went up, it counts once.
-    (one,) = trimmed([_choice(0, request=asked, asked=asked)], most)
+    most = len(asked) + 3 * (CLAIM + EXPERTS)
+    assert all(one.asked is asked and one.routed_experts is not None for one in trimmed(whole, most))
+    kept = trimmed(whole, most - len(asked))
+    assert len(codec.pack(kept)) <= most - len(asked) + 2 * 1024
+    assert all(one.asked == b"" and one.routed_experts is not None and not one.faults for one in kept)
+    # Where it is the very body that went up, it counts once, and takes no room of its own.
+    (one,) = trimmed([_choice(0, request=asked, asked=asked)], len(asked) + CLAIM + EXPERTS + 1024)
     assert one.routed_experts is not None
-    (one,) = trimmed([_choice(0, request=b"{}", asked=asked)], len(asked) // 2)
+    (one,) = trimmed([_choice(0, request=asked, asked=asked)], len(asked) // 2)
+    assert (one.asked, one.claim_ids.size, one.routed_experts) == (asked, 0, None)
+    (one,) = trimmed([_choice(0, request=b"{}", asked=asked)], CLAIM)
     assert (one.asked, one.request, one.claim_ids.size) == (b"", b"{}", 0)
 
 
