@@ -29,6 +29,7 @@ def test_a_verdict_is_counted_by_word_check_and_reason() -> None:
         1,
         {("inconclusive", "too_short"): 1},
         {("distance", "inconclusive", "too_short"): 1},
+        {"served": 0, "decided": 0},
     )
 
 

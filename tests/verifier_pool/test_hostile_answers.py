@@ -84,7 +84,7 @@ VALUES = st.sampled_from(
         *('[{"function":{"name":"f","arguments":"{"}}]', '[{"index":0,"function":{"name":1,"arguments":[]}}]'),
     ]
 )
-ASKED = st.sampled_from(
+ASKED: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         *(
             {},

@@ -20,6 +20,7 @@ from proxy.tap.stream import StreamTap
 
 _ENDPOINTS: list[Endpoint] = ["chat", "completions"]
 _TEXTS = st.sampled_from(["a", "", ' "},"logprobs":{"', "\\", "\n\n", "é\u2028", '"}]}', "countersign"])
+_PLACES: list[Any] = [None, "a", 0.5, -1, [], {"a": 1}, True, 2**70]
 _ODD: list[dict[str, Any]] = [
     {"finish_reason": "stop"},
     {"logprobs": None},
@@ -32,7 +33,7 @@ _ODD: list[dict[str, Any]] = [
     {"countersign": {"verdict": "pass"}},
     {"index": 1},
     {"index": 9},
-    *({"index": index} for index in (None, "a", 0.5, -1, [], {"a": 1}, True, 2**70)),
+    *({"index": index} for index in _PLACES),
     *({"between": text} for text in (',"x"', ",1", ",{}", ",[1,2]")),
     {"token": "x"},
     {"token": "token_id:99999999999"},
