@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import httptools
@@ -75,6 +76,10 @@ class BoundedProtocol(HttpToolsProtocol):
         # Uvicorn tells only the newest request, which may still wait for the one that is served.
         self._tell_that_it_is_over()
         super().connection_lost(exc)
+        # Each of these knows the connection: all would stay until garbage is collected.
+        self._served = None
+        self.cycle = self.scope = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def break_off(self) -> None:
         """The answer that is on its way ends here. What was sent goes out, and no end of the answer follows."""
@@ -254,15 +259,18 @@ class BoundedProtocol(HttpToolsProtocol):
 def _passing_on(cycle: RequestResponseCycle) -> PassOn:
     """`cycle.send` of a part of a body that is not the last one, where that does not have to wait."""
 
+    # The cycle knows this, too, and would keep itself until garbage is collected.
+    found = weakref.ref(cycle)
+
     def pass_on(data: bytes | None) -> bool:
-        ready = bool(
-            cycle.response_started
-            and cycle.chunked_encoding
-            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
-        )
-        if ready and data:
+        cycle = found()
+        if cycle is None or not (cycle.response_started and cycle.chunked_encoding):
+            return False
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        if data:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return ready
+        return True
 
     return pass_on
 

@@ -38,9 +38,9 @@ _SHUTDOWN_SECONDS = 5
 """Seconds for what ends by itself when it is cancelled or its connection is cut, and for some reason does not."""
 _MOMENT = 0.5
 _GARBAGE = (1000, 10, 100)
-"""When garbage is looked for (`gc.set_threshold`). What a request leaves is freed without that but for some three small
-objects, and a look at everything stops every stream: for 0.1 s where there are 1,000 of them, with Python's own numbers
-three times in a thousand requests."""
+"""When garbage is looked for (`gc.set_threshold`). What a request leaves is freed without that, but for a few
+objects of aiohttp's where a backend breaks its connection off; and a look at everything stops every stream: for 0.1 s
+where there are 1,000 of them, with Python's own numbers three times in a thousand requests."""
 _ANSWER_SECONDS = 5.0
 
 

@@ -48,8 +48,6 @@ class WatchedProtocol(BoundedProtocol):
             self._look_handle.cancel()
             self._look_handle = None
         super().connection_lost(exc)
-        # Each knows the other: both would stay until garbage is collected.
-        self.cycle = None  # type: ignore[assignment]
 
     def _watch(self) -> None:
         self._left, self._looks, self._in_vain = math.inf, 0, 0

@@ -100,6 +100,8 @@ class Limit:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         self._timer.cancel()
+        # Each knows the other: both would stay until garbage is collected.
+        self._clock.unlimited()
         # A client that left meanwhile has cancelled the task, too.
         return self.cut and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
@@ -230,6 +232,10 @@ class Clock:
         """The total time-out where a client does not take its bytes, in the task that serves it."""
         self._limit = Limit(self, self.left)
         return self._limit
+
+    def unlimited(self) -> None:
+        """The context of `limit` is left."""
+        self._limit = None
 
     async def blame(self) -> None:
         """A read was not over in time. Where the total is over, and more of it went by with the client than with the
