@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from proxy.relay.through import Through
+from proxy.tap.stream import StreamTap
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import wire
+from tests.support.deadlines import Deadlines
 from tests.support.fake_backend import Close, PeerCloses, Step, Until
 from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.queue import OPEN
@@ -105,14 +107,41 @@ def test_an_end_in_the_middle(rig: Rig, passed: list[bytes]) -> None:
     assert evidence.output_ids.tolist() == [11, 12, 13]
 
 
-def test_silence_counts_from_what_was_passed_on(make_rig: Callable[..., Rig], passed: list[bytes]) -> None:
-    rig = make_rig(timeouts={"idle": 1.0})
+def test_silence_counts_from_what_was_passed_on(rig: Rig, passed: list[bytes], deadlines: Deadlines) -> None:
     gated = _Gated(rig, CONTENT[1])
     rig.backend.script = [*_START, *gated.steps, PeerCloses()]
-    _, body = gated.ask()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(gated.ask)
+        wait_until(lambda: passed)
+        _, until = deadlines.moved[-1]
+        deadlines.end()
+        _, body = asked.result()
+    assert until >= rig.backend.last.sent[-1] + rig.proxy.services.settings.timeouts.idle
     assert passed == [CONTENT[1]]
     assert _texts(body) == ["", "One", " two"]
     assert _error(body) == "upstream_timeout"
+
+
+def test_what_breaks_its_reader_ends_the_stream_at_once(
+    rig: Rig, passed: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with the next bytes of a backend that has nothing more to say."""
+    pass_on = StreamTap._pass_on
+
+    def broken(self: StreamTap, data: bytes) -> bytes | None:
+        if b" three" in data:
+            raise ValueError("odd")
+        return pass_on(self, data)
+
+    monkeypatch.setattr(StreamTap, "_pass_on", broken)
+    gated = _Gated(rig, *CONTENT[1:])
+    rig.backend.script = [*_START, *gated.steps, PeerCloses()]
+    id, body = gated.ask()
+    assert passed == [CONTENT[1]]
+    assert _texts(body) == ["", "One", " two"]
+    assert (_error(body), body.count(b'"error"')) == ("unreadable", 1)
+    assert b"[DONE]" not in body
+    assert set(rig.evidence(id).faults) == {"unreadable"}
 
 
 def test_a_client_that_leaves(rig: Rig, passed: list[bytes]) -> None:
