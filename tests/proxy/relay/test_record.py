@@ -22,7 +22,7 @@ BODY = b"{" + b" " * 500 + b"}"
 @pytest.mark.parametrize(("sent", "bodies"), [(BODY, len(BODY)), (b"{}", len(BODY) + 2)], ids=["as it came", "another"])
 async def test_room_is_asked_for_the_requests_bodies_too(sent: bytes, bodies: int) -> None:
     asked: list[int] = []
-    recorder = SimpleNamespace(finished=lambda generation, evidence, size: asked.append(size))
+    recorder = SimpleNamespace(finished=lambda generation, evidence, size, *more: asked.append(size))
     store = SimpleNamespace(open=_nothing)
     services = cast("Services", SimpleNamespace(recorder=recorder, store=store))
     generation = Generation("a" * 32, owner="o", endpoint="chat", model="m", mode="off", stream=False)
