@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default
 from hypothesis import settings
 
@@ -19,6 +20,7 @@ from benchmarks.demo import models, servers
 from benchmarks.demo.processes import Children, answers, free_ports
 from tests.support.standstill import Again
 from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 
 # How long an example takes says more about what else the machine does than about the example.
 settings.register_profile("countersign", deadline=None, max_examples=40)
@@ -27,6 +29,10 @@ settings.load_profile(os.environ.get("TEST_EXAMPLES", "countersign"))
 
 # Reading the certificates that nobody here shows takes longer than most tests of the proxy.
 default.create_ssl_context = cache(default.create_ssl_context)  # type: ignore[attr-defined]
+
+# A client that says nothing of it waits for as long as the slowest machine may need.
+for _what in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _what, PATIENCE)
 
 SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 

@@ -224,12 +224,13 @@ def test_rq_keeps_of_an_exception_its_type_and_place(
 
 
 def test_a_job_over_its_time_ends_and_is_tried_again(redis: Redis, valkey_url: str) -> None:
-    slow = [2.5]
+    slow = [3.5]
 
     def trouble(_requests: object) -> None:
         time.sleep(slow.pop() if slow else 0)
 
-    rules = settings(valkey_url, verification={"job_timeout": 1})
+    # The second try has as long as the first one.
+    rules = settings(valkey_url, verification={"job_timeout": 2})
     id = rig.submit(redis, rules, [answer()])
     stop = threading.Event()
     reference = ToyReference(trouble, threads=2)
