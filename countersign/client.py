@@ -25,7 +25,7 @@ from policies.errors import CountersignError, ForkedLog, ReceiptError
 from policies.head import Head, follow, verify_head, verify_inclusion
 from policies.receipt import Receipt, compare_verification, verify_receipt
 from policies.served import compare_served
-from verifier_pool.signature import verify_signature
+from policies.signature import verify_signature
 
 __all__ = [
     "ApiFailed",

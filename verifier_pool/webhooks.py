@@ -21,6 +21,7 @@ from rq import Retry, get_current_job
 
 from policies.errors import CountersignError, SealError, SettingsError
 from policies.settings import Settings, WebhookSettings
+from policies.signature import secret_keys, sign, verify_signature
 from verifier_pool import delivery, metrics
 from verifier_pool.context import Context, current
 from verifier_pool.link import deliveries, events
@@ -30,7 +31,6 @@ from verifier_pool.link.endpoints import SETTINGS, Endpoint, any_registered, sec
 from verifier_pool.link.events import Happened
 from verifier_pool.link.queue import EVENT, OUTBOX
 from verifier_pool.link.telemetry import names
-from verifier_pool.signature import secret_keys, sign, verify_signature
 from verifier_pool.store import Store
 from verifier_pool.traced import delivering
 

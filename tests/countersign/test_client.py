@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,9 @@ from countersign.client import (
 )
 from policies import head, jws, receipt
 from policies.receipt import Facts
+from policies.signature import sign
 from policies.verification import public, unverified
 from tests.policies.receipt_vectors import path, proof, tree
-from verifier_pool.signature import sign
 
 LOG = "5f" * 16
 SECRET = "whsec_" + base64.b64encode(bytes(24)).decode()
@@ -383,3 +385,16 @@ def test_webhooks() -> None:
             verify_webhook(SECRET, headers(junk), junk, now)
     with pytest.raises(ValueError, match="expected whsec_"):
         verify_webhook("secret", headers(body), body)
+
+
+def test_it_needs_none_of_what_serves_and_verifies() -> None:
+    """It is for other people's apps, which may have an rq of their own with keys of its own."""
+    code = """
+import os, sys
+import rq
+import countersign.client
+assert "RQ_KEY_PREFIX" not in os.environ
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"proxy", "verifier_pool", "benchmarks", "aiohttp"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("\n", "")

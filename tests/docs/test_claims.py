@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.adversary.registry import ATTACKS
 from policies.settings import AuditSettings, Settings, VerificationSettings
+from policies.signature import sign
 from proxy.api.routes import LONGEST_WAIT
 from tests.docs import drawn, named, pages, shell
 from tests.docs.test_blocks import SHELL
-from verifier_pool.signature import sign
 
 THREATS = pages.text_of("docs/threat-model.md")
 SDK = pages.text_of("docs/sdk.md")

@@ -19,10 +19,10 @@ from benchmarks.demo.models import DemoModels
 from benchmarks.questions import DEMO
 from policies.examination import Outcome, examine
 from policies.jws import keys_in
+from policies.signature import verify_signature
 from tests.e2e.product import CHEATS, HONEST, SECRET, Product, check_of, running
 from tests.support.waiting import PATIENCE
 from verifier_pool import verify
-from verifier_pool.signature import verify_signature
 
 pytestmark = pytest.mark.e2e
 

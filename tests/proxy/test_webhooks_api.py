@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from policies.settings import Settings, hash_key
+from policies.signature import verify_signature
 from policies.subscription import Subscription
 from policies.verification import unverified
 from tests.proxy.conftest import Rig
@@ -20,7 +21,6 @@ from verifier_pool import worker
 from verifier_pool.link import deliveries, events, receivers
 from verifier_pool.link.endpoints import Endpoint, _decoder
 from verifier_pool.link.queue import ENDPOINTS, OUTBOX, event_key
-from verifier_pool.signature import verify_signature
 from verifier_pool.store import Store
 
 KEYS = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from countersign.client import WebhookError, verify_webhook
+from policies.signature import sign, verify_signature
 from tests.verifier_pool import webhook_vectors
-from verifier_pool.signature import sign, verify_signature
 
 VECTORS: list[dict[str, Any]] = json.loads(webhook_vectors.FILE.read_text())
 
