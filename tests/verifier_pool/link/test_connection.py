@@ -110,7 +110,7 @@ def test_a_generation_gets_its_verdict(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
 def test_what_was_accepted_survives_its_master(folder: Path, kind: str) -> None:
     with KINDS[kind](folder) as place, connect(place.url, timeout=2) as client:
-        with proxy(place.url, durability={"replicas": 1, "timeout": 2.0}) as (_, http):
+        with proxy(place.url, durability={"replicas": 1, "timeout": 10.0}) as (_, http):
             id = ask(http, "async").headers["x-countersign-id"]
             redises.wait_until(lambda: client.exists(evidence_key(id)))
         place.fail()
