@@ -63,6 +63,7 @@ def test_no_event_is_lost_over_kill_9(redis: Redis, valkey_url: str, tmp_path: o
             "import sys; from verifier_pool.loop import Loop; Loop.patience = 2; Loop.pulse = 0.5;"
             "from verifier_pool import rq_job; rq_job.STRANDED_SECONDS = 1;"
             "from verifier_pool.link import deliveries; deliveries.LEASE_SECONDS = 2;"
+            "deliveries.RETRY_SECONDS = (1, 1, 1);"
             "from verifier_pool.worker import main; sys.exit(main(sys.argv[1:]))"
         )
         store = Store(redis, verdict_ttl=600, webhook=True)
