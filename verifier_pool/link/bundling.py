@@ -65,4 +65,3 @@ def _part(redis: Redis, name: str) -> bytes:
     if part is None:
         raise NotFound(_GONE_WORDS, code=GONE)
     return part
-
