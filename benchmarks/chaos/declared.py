@@ -72,6 +72,8 @@ def settings(
         "audit": {"rate": 0.6, "full": 0.6, "secret": secrets.token_hex(16)},
         "verification": verification,
         "durability": {"aof": aof},
+        # The ledger reads every write from the append-only file, which is therefore not written anew.
+        "storage": {"rewrite_seconds": 0},
         # Nothing sends them, so that the outbox keeps every verdict's id.
         "webhook": {"url": "https://example.com/hook", "secret": "whsec_" + "c2VjcmV0" * 5},
     }
