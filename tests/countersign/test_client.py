@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import stat
@@ -22,18 +21,14 @@ from countersign.client import (
     ForkedLog,
     ReceiptError,
     TwoReceipts,
-    WebhookError,
     verify_receipt,
-    verify_webhook,
 )
 from policies import head, jws, receipt
 from policies.receipt import Facts
-from policies.signature import sign
 from policies.verification import public, unverified
 from tests.policies.receipt_vectors import path, proof, tree
 
 LOG = "5f" * 16
-SECRET = "whsec_" + base64.b64encode(bytes(24)).decode()
 
 
 class Proxy:
@@ -362,30 +357,6 @@ def test_pins_that_are_damaged_are_no_pins(proxy: Proxy, text: str, tmp_path: Pa
     (tmp_path / "pins").write_text(text)
     with pytest.raises(ReceiptError):
         proxy.client(pins=tmp_path / "pins")
-
-
-def test_webhooks() -> None:
-    body = json.dumps({"type": "verification.rejected", "data": {}}).encode()
-    now = int(time.time())
-
-    def headers(body: bytes, secret: str = SECRET) -> dict[str, str]:
-        return {
-            "Webhook-Id": "msg_1",
-            "Webhook-Timestamp": str(now),
-            "Webhook-Signature": sign(secret, "msg_1", now, body),
-        }
-
-    assert verify_webhook(SECRET, headers(body), body)["type"] == "verification.rejected"
-    other = "whsec_" + base64.b64encode(bytes([1]) * 24).decode()
-    assert verify_webhook(f"{other} {SECRET}", headers(body), body, now + 299)
-    for secret, given, at in ((other, body, now), (SECRET, body + b" ", now), (SECRET, body, now + 301)):
-        with pytest.raises(WebhookError, match="does not hold"):
-            verify_webhook(secret, headers(body), given, at)
-    for junk in (b"", b"[]", b"{}", b"\xff", b'{"type": 5}'):
-        with pytest.raises(WebhookError, match="no event"):
-            verify_webhook(SECRET, headers(junk), junk, now)
-    with pytest.raises(ValueError, match="expected whsec_"):
-        verify_webhook("secret", headers(body), body)
 
 
 def test_it_needs_none_of_what_serves_and_verifies() -> None:
