@@ -56,8 +56,8 @@ def test_cheats_are_caught_and_the_honest_backend_is_not(config: Path, tmp_path:
     assert len(rows) == 4 * len(ATTACKS)
     words = {name: [row["verdict"] for row in rows if row["attack"] == name] for name in ATTACKS}
     assert not {"reject", "withheld", "missing", "unverified"} & set(words["honest"]), words
-    # The first of the repeated prompts is answered honestly.
-    assert words["cached"].count("reject") == 3
+    # The first of the repeated prompts is answered honestly; it is a repetition, too, where it is judged after another.
+    assert words["cached"].count("reject") >= 3, words
     for name in ("hot", "hidden-prompt-spoofed", "usage", "cut-short"):
         assert words[name].count("reject") >= 3, words
     for name in ("no-logprobs", "no-token-ids"):
