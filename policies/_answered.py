@@ -12,30 +12,12 @@ import msgspec
 
 from policies._requested import Compared
 from policies.evidence import Evidence
+from policies.message import Function, Message
 
 BROKEN = frozenset({"invalid_json", "too_large", "too_deep", "unreadable", "line_too_long", "bad_ids"})
 """Faults of a backend whose answer the proxy did not read to its end, or not all of; none of them passes."""
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function | None = None
-    index: int | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None
 
 
 @dataclass(slots=True)
@@ -189,7 +171,7 @@ def _add(said: Said, choice: dict[str, Any], name: str) -> None:
             said.texts.append(choice["text"])
         return
     try:
-        message = msgspec.convert(choice[name], _Message)
+        message = msgspec.convert(choice[name], Message)
     except msgspec.ValidationError:
         fields = choice[name]
         if isinstance(fields, dict) and isinstance(fields.get("content"), str):
@@ -204,7 +186,7 @@ def _add(said: Said, choice: dict[str, Any], name: str) -> None:
         _call(said, -1, message.function_call)
 
 
-def _call(said: Said, index: int, function: _Function) -> None:
+def _call(said: Said, index: int, function: Function) -> None:
     names, arguments = said.calls.setdefault(index, ([], []))
     names.append(function.name or "")
     arguments.append(function.arguments or "")

@@ -8,32 +8,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from policies.message import Message
 from proxy.tap.rawjson import UNREADABLE, Object
 
 MAX_CALLS = 4096
 """Tool calls kept of a choice, and of a response."""
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function | None = None
-    index: int | None = None
-
-
-class Message(msgspec.Struct):
-    """Every field that clients show. Engines name the reasoning `reasoning`, older ones `reasoning_content`, some
-    both with the same text."""
-
-    content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None
 
 
 class _Content(msgspec.Struct):

@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Raw
 
 from policies.evidence import Endpoint
+from policies.message import Message
 from proxy.tap.claim import ROOM, Row, Rows, SmallChat, SmallCompletions, token_ids
 from proxy.tap.rawjson import NULL, Object
-from proxy.tap.shown import Message, Shown, of_message
+from proxy.tap.shown import Shown, of_message
 
 
 class ChatChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
