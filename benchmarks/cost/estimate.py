@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cost.engine import cells_of
-from benchmarks.cost.plan import PLAIN, WORKER, Task, left, plan, warm_ups
+from benchmarks.cost.plan import PLAIN, WORKER, Task, left, planned, warm_ups
 from benchmarks.cost.rows import GRID, LOAD, done, read, seconds_of
 from benchmarks.harness import config
 from benchmarks.harness.plan import Plan
@@ -23,15 +23,7 @@ Pace = dict[str, float]
 
 def described(options: argparse.Namespace, arms: Sequence[str], load_arms: Sequence[str]) -> Plan:
     """The plan, with the pace of the output folder's rows or, where there are none, of those that come with it."""
-    tasks = plan(
-        options.input_lengths,
-        options.output_lengths,
-        arms,
-        repeats=options.repeats,
-        seed=options.seed,
-        max_total_tokens=options.max_total_tokens,
-        worker_repeats=options.worker_repeats,
-    )
+    tasks = planned(options, arms)
     own = options.output_dir / GRID
     todo = left(tasks, done(read(own) if options.resume else []))
     pace = _pace(options.output_dir) or _pace(COMMITTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import re
 from collections import defaultdict
@@ -87,6 +88,19 @@ def runs(output_len: int, repeats: int) -> int:
 def warm_ups(output_len: int, warmup: int) -> int:
     """How many untimed runs precede a cell's first timed one of an arm."""
     return 0 if output_len >= LONG else warmup
+
+
+def planned(options: argparse.Namespace, arms: Sequence[str]) -> list[Task]:
+    """The grid that a command line asks for."""
+    return plan(
+        options.input_lengths,
+        options.output_lengths,
+        arms,
+        repeats=options.repeats,
+        seed=options.seed,
+        max_total_tokens=options.max_total_tokens,
+        worker_repeats=options.worker_repeats,
+    )
 
 
 def left(tasks: Iterable[Task], done: Collection[Task]) -> list[Task]:

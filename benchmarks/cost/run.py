@@ -15,7 +15,7 @@ from benchmarks.cost.engine import cells_of, model_folder, reference_settings
 from benchmarks.cost.grid import run_grid
 from benchmarks.cost.load import Loads, load_turns
 from benchmarks.cost.metadata import Metadata
-from benchmarks.cost.plan import WORKER, left, plan
+from benchmarks.cost.plan import WORKER, left, planned
 from benchmarks.cost.pool_run import PRECISION, PROFILE, UNFED, run_pool, supplies_of
 from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, done
 from benchmarks.harness.progress import Bar, Clock
@@ -60,15 +60,7 @@ def _engine_part(
 ) -> bool:
     folder: Path = options.output_dir
     rows, load_rows, claims = Rows(folder / GRID), Rows(folder / LOAD), Claims(folder / FILE)
-    tasks = plan(
-        options.input_lengths,
-        options.output_lengths,
-        arms,
-        repeats=options.repeats,
-        seed=options.seed,
-        max_total_tokens=options.max_total_tokens,
-        worker_repeats=options.worker_repeats,
-    )
+    tasks = planned(options, arms)
     todo = left(tasks, done(rows))
     measured = {(row["load"], row["arm"], row["iter"]) for row in load_rows if not row["error"]}
     waiting = any(
