@@ -7,9 +7,11 @@ tokens the engine puts into one chunk, and how the chunks of several choices int
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 Frame = dict[str, Any]
+_KEYED_BY_TOKENS = ".top_logprobs[]"
 
 
 def frames(body: bytes) -> list[Frame]:
@@ -125,17 +127,22 @@ def _merged(stream: list[Frame]) -> dict[str, Any]:
     return {**joined, "last": last}
 
 
-def _shapes(stream: list[Frame]) -> set[str]:
-    return {json.dumps(_shape(frame)) for frame in stream}
+def _shapes(stream: list[Frame]) -> set[tuple[str, str]]:
+    """Where in a chunk something stands, and of what type it is, over all chunks: a chunk may hold several tokens."""
+    return {place for frame in stream for place in _places("", frame)}
 
 
-def _shape(value: Any) -> Any:
-    if isinstance(value, dict):
-        # Text moves between chunks with the tokens, so what a delta holds differs where chunks do.
-        return {key: None if key == "delta" and "role" not in item else _shape(item) for key, item in value.items()}
+def _places(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and not path.endswith(_KEYED_BY_TOKENS):
+        for key, item in value.items():
+            # Text moves between chunks with the tokens, so what a delta holds differs where chunks do.
+            if key != "delta" or "role" in item:
+                yield from _places(f"{path}.{key}", item)
+        return
+    yield path, "null" if value is None else type(value).__name__
     if isinstance(value, list):
-        return "list" if not value or not isinstance(value[0], dict) else [_shape(value[0])]
-    return "null" if value is None else type(value).__name__
+        for item in value:
+            yield from _places(f"{path}[]", item)
 
 
 def _key_orders(stream: list[Frame]) -> set[tuple[str, ...]]:
