@@ -47,11 +47,13 @@ class Said:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer's body as it was read. `usage` is prompt and completion tokens, where it says them."""
+    """An answer's body as it was read. `usage` is prompt and completion tokens, where it says them; `erred`: an error
+    came at its end, or in its place."""
 
     streamed: bool
     choices: dict[int, Said] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
+    erred: bool = False
 
 
 def read(body: bytes) -> Answer:
@@ -67,7 +69,7 @@ def read(body: bytes) -> Answer:
                 _take(found, json.loads(data), "delta" if streamed else "message")
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not found.choices and found.usage is None:
+    if not found.choices and found.usage is None and not found.erred:
         raise ValueError("no answer")
     return found
 
@@ -149,6 +151,7 @@ def _take(found: Answer, top: Any, name: str) -> None:
         if all(type(count) is int for count in counts):
             found.usage = counts  # type: ignore[assignment]
     if top.get("error") is not None:
+        found.erred = True
         return
     choices = top.get("choices")
     if not isinstance(choices, list):

@@ -3,7 +3,8 @@
 The hash is made of every byte that went to the client, less what is the proxy's own in it, which comes later than the
 hash or is no part of the answer: the verdict of an inline answer (in JSON the last field, `countersign`; in a stream a
 comment), and the comments that keep a silent stream alive (`: countersign-ping`; in answers of earlier releases
-`: ping`, which is also what backends send, and then part of the answer).
+`: ping`, which is also what backends send, and then part of the answer). Where a rejected answer was withheld, the
+hash is of that answer, and the client has the error that took its place (`policies.withheld`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 from policies.errors import ReceiptError
 from policies.receipt import Receipt, digest
+from policies.withheld import stands_for
 
 _NAME = b'"countersign":'
 _COMMENT = re.compile(rb"(?:(?<=[\r\n])|\A): countersign(?:-ping| [^\r\n]*)\n\n")
@@ -22,11 +24,18 @@ _PING = re.compile(rb"(?:(?<=[\r\n])|\A): ping\n\n")
 
 def compare_served(receipt: Receipt, body: bytes) -> None:
     """Hold an answer's body, as its client got it, against the receipt. Raises ReceiptError."""
+    if was_withheld(receipt, body):
+        return
     known = receipt.hashes["served"]
     if known is None:
         raise ReceiptError("the receipt has no hash of this: served")
     if all(known != digest(part) for part in parts(body)):
         raise ReceiptError("not what the receipt is about: served has another hash")
+
+
+def was_withheld(receipt: Receipt, body: bytes) -> bool:
+    """Whether that is what its client got in place of the answer, which was rejected."""
+    return receipt.verdict == "reject" and stands_for(receipt.id, body)
 
 
 def parts(body: bytes) -> Iterator[bytes]:

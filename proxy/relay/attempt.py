@@ -37,7 +37,8 @@ class AskAnother(Exception):
 
 
 class Attempt:
-    """A generation on its way. `run` asks for it; whatever happens, it leaves a record of its own.
+    """A generation on its way. `run` asks for it; whatever happens, it leaves a record of its own. Where it raises, who
+    knows what its client is told finishes that.
 
     Attributes:
         generation: with an id and a seed that no other attempt shares.
@@ -83,14 +84,14 @@ class Attempt:
         try:
             await self._relay(route, last=last)
         except (ApiError, AskAnother):
-            self._record.unchecked(NO_ANSWER)
+            self._record.unchecked(NO_ANSWER, more=True)
             raise
         except asyncio.CancelledError:
-            self._record.leave(PROXY_STOPPED if self._services.drain.over else CLIENT_LEFT)
+            self._record.leave(PROXY_STOPPED if self._services.drain.over else CLIENT_LEFT, more=True)
             raise
         except Exception:
             # What came of an answer is checked all the same: a backend that finds out how gains nothing.
-            self._record.leave(INTERNAL_ERROR)
+            self._record.leave(INTERNAL_ERROR, more=True)
             raise
         finally:
             self._services.store.served(self.generation.id)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from starlette.types import Send
 
+from policies import withheld
 from policies.errors import ApiError, BackendUnavailable, UpstreamFailed, UpstreamTimeout, VerificationFailed
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
@@ -72,6 +73,7 @@ class Exchange:
             if limit.cut:
                 self.down.delivered = False
         finally:
+            self._attempt.reply.record.finish()
             self._account()
 
     def used(self) -> tuple[int | None, int | None] | None:
@@ -117,6 +119,7 @@ class Exchange:
                 why = reason_of(failed.__cause__)
                 self._services.metrics.passed_over(generation, why)
                 logger.info("asking another", extra={"id": generation.id, "backend": generation.backend, "why": why})
+                self._attempt.reply.record.finish()
                 self._attempt = self._begin(generation.again(secrets.token_hex(16)))
         raise AssertionError("the last attempt asks nobody else")
 
@@ -124,7 +127,7 @@ class Exchange:
         """The answer was rejected: ask one other backend. Raises VerificationFailed, which names the verifications."""
         first = self._attempt
         id = first.generation.id
-        alone = VerificationFailed(f"the answer was rejected by its verification {id}, and no other backend took over")
+        alone = withheld.not_taken_over(id)
         others = self._others(first.asked)
         if others is None or self._clock.left <= 0:
             raise alone
@@ -134,11 +137,11 @@ class Exchange:
         try:
             await self._ask(others)
         except BackendUnavailable as error:
+            self._attempt.reply.record.finish()
             self._attempt, self._retried, self._counted = first, None, True
             raise alone from error
         except VerificationFailed as error:
-            both = f"{id} and {self._attempt.generation.id}"
-            raise VerificationFailed(f"two backends' answers were rejected by their verifications {both}") from error
+            raise withheld.both_rejected(id, self._attempt.generation.id) from error
 
     def _others(self, asked: Backend | None) -> Route | None:
         """Whom else to ask; nobody where an admin wanted that very backend, or took the model away meanwhile."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from policies.errors import StoreUnavailable
 from policies.settings import BackendSettings
@@ -27,6 +28,9 @@ class Record:
     `secret` is the key of the backend that is asked. `refusal` is why there is nothing to check, where the backend
     refused the request; that holds too where the client leaves before it has all of it. `asked` is the request's body
     as it came.
+
+    What settles it may leave `more` to come: then it is not told of before `finish`, for an error of ours, in place of
+    the answer or at its end, is part of what was served.
     """
 
     def __init__(self, services: Services, generation: Generation, clock: Clock, asked: bytes = b"") -> None:
@@ -45,6 +49,7 @@ class Record:
         self._used: tuple[int | None, int | None] | None = None
         self._shown = hashlib.sha256()
         self._began = False
+        self._due: Callable[[], None] | None = None
         self._sent: bytes | None = None
 
     async def open(self, backend: BackendSettings, *, stream: bool) -> None:
@@ -68,7 +73,7 @@ class Record:
         self._tap, self._prepared = tap, prepared
 
     def show(self, data: bytes) -> None:
-        """These bytes of the answer go to the client."""
+        """These bytes go to the client: of the answer, or of an error of ours."""
         self._began = True
         self._shown.update(data)
 
@@ -91,50 +96,62 @@ class Record:
         finally:
             self._away = False
 
-    def leave(self, fault: str) -> None:
-        """The client is gone: what it got is recorded as incomplete."""
+    def leave(self, fault: str, *, more: bool = False) -> None:
+        """Nobody waits for the rest: what the client got is recorded as incomplete."""
         if self._settled:
             return
         if self.refusal is not None:
-            self.unchecked(self.refusal)
+            self.unchecked(self.refusal, more=more)
         elif self._tap is None:
-            self.unchecked(fault)
+            self.unchecked(fault, more=more)
         else:
             try:
                 self._tap.close(fault)
             except Exception:
                 logger.exception("an answer could not be closed", extra={"id": self.generation.id})
-            self.evidence()
+            self.evidence(more=more)
 
-    def evidence(self) -> None:
+    def evidence(self, *, more: bool = False) -> None:
         """The response is over and its tap closed: hand the evidence to the recorder."""
         tap = self._tap
         if self._settled or tap is None:
             return
         if self.refusal is not None or not self.generation.verifiable:
-            self.unchecked(self.refusal or ENDPOINT)
+            self.unchecked(self.refusal or ENDPOINT, more=more)
             return
-        self._settled = True
-        meta = self._meta()
-        self.generation.served = str(meta["shown_sha256"])
-        size = tap.held + self._bodies
+        self._settle(partial(self._hand_over, tap), more)
+
+    def unchecked(self, reason: str, *, more: bool = False) -> None:
+        """There is nothing to check, and why."""
+        if not self._settled and self.opened:
+            self._settle(partial(self._leave_unchecked, reason), more)
+
+    def finish(self) -> None:
+        """Nothing more goes to the client: the recorder is told what it was not told yet."""
+        due, self._due = self._due, None
+        if due is not None:
+            self.generation.served = self._shown.hexdigest() if self._began else ""
+            due()
+
+    def _settle(self, due: Callable[[], None], more: bool) -> None:
+        self._settled, self._due = True, due
+        if not more:
+            self.finish()
+
+    def _hand_over(self, tap: Tap) -> None:
+        meta, size = self._meta(), tap.held + self._bodies
         self._services.recorder.finished(self.generation, lambda: tap.evidence(**meta), size, self._sent or b"")
+
+    def _leave_unchecked(self, reason: str) -> None:
+        if self._sent is not None and not self.generation.sent:
+            self.generation.sent = hashlib.sha256(self._sent).hexdigest()
+        self._services.recorder.unchecked(self.generation, reason if self.generation.recorded else STORE_UNAVAILABLE)
 
     @property
     def _bodies(self) -> int:
         """Bytes of the request, as it came and as it went up, which the evidence keeps both."""
         sent = b"" if self._prepared is None else self._prepared.body
         return len(self._asked) + (len(sent) if sent is not self._asked else 0)
-
-    def unchecked(self, reason: str) -> None:
-        """There is nothing to check, and why."""
-        if self._settled or not self.opened:
-            return
-        self._settled = True
-        if self._sent is not None and not self.generation.sent:
-            self.generation.sent = hashlib.sha256(self._sent).hexdigest()
-        self.generation.served = self._shown.hexdigest() if self._began else ""
-        self._services.recorder.unchecked(self.generation, reason if self.generation.recorded else STORE_UNAVAILABLE)
 
     def _meta(self) -> dict[str, object]:
         assert self._backend is not None
@@ -151,7 +168,7 @@ class Record:
             "created": self.generation.created,
             "request": self._prepared.body,
             "asked": self._asked,
-            "shown_sha256": self._shown.hexdigest() if self._began else "",
+            "shown_sha256": self.generation.served,
             "first_token_seconds": self._clock.first_token,
             "total_seconds": self._clock.total,
         }

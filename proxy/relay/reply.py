@@ -14,7 +14,9 @@ from proxy.relay.refusal import Declined, retryable
 from proxy.relay.transport import UpstreamResponse
 from proxy.tap import open_foreign_tap, open_tap
 from proxy.tap.passed import Passed, error_event
+from proxy.tap.rawjson import write
 from proxy.tap.types import Prepared, Tap
+from proxy.tap.words import said
 
 # Clients ask again after a 502: for another generation, another verification, and as many tokens once more.
 _REJECTED = ((names.VERDICT, b"reject"), names.NOT_AGAIN)
@@ -71,14 +73,22 @@ class Reply(Answer):
         if self.down.delivered:
             return
         if self.down.status:
-            await self.down.write(error_event(self.generation.endpoint, error.body()), last=True)
+            event = error_event(self.generation.endpoint, error.body())
+            self._last(event)
+            await self.down.write(event, last=True)
             return
+        self._last(write(said(self.generation.endpoint, error)))
         self.down.status = error.status
         self.down.delivered = True
         marks = _REJECTED if isinstance(error, VerificationFailed) else ()
         echoed = names.echoed(self._headers)
         headers = self.our_headers(list(marks)) if self.record.opened else echoed
         await self._clock.writing(answer_error(self.down.send, error, headers, path=self.generation.endpoint))
+
+    def _last(self, data: bytes) -> None:
+        """These are the last bytes that the client gets."""
+        self.record.show(data)
+        self.record.finish()
 
     def _open_tap(self, response: UpstreamResponse, prepared: Prepared | Passed, content_type: str | None) -> Tap:
         tap: Tap

@@ -56,7 +56,7 @@ async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content
     """A whole answer, as the stream its client asked for. Raises what `Reply.relay` does."""
     body, error = await answer.gather(response, tap)
     if error is not None:
-        answer.record.evidence()
+        answer.record.evidence(more=True)
         try:
             raise error
         finally:
@@ -81,7 +81,7 @@ async def _last_byte(answer: Answer, response: UpstreamResponse, tap: Tap) -> No
 async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: ApiError | None, *, last: bool) -> None:
     """A stream that was over before it said anything: nothing was sent, so the error can have its own status."""
     if tap.refusal is None:
-        answer.record.evidence()
+        answer.record.evidence(more=True)
         try:
             raise error or UpstreamFailed("there is no answer of the backend's to pass on", code=tap.fault)
         finally:

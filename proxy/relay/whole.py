@@ -6,7 +6,8 @@ from functools import partial
 
 import orjson
 
-from policies.errors import UpstreamFailed, VerificationFailed
+from policies import withheld
+from policies.errors import UpstreamFailed
 from policies.verification import public
 from proxy.generation import NO_ANSWER
 from proxy.relay import headers as names
@@ -24,23 +25,23 @@ _FIELDS = {"message": "", "type": UpstreamFailed.type, "param": None, "code": No
 async def whole(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
     """Read it to its end, then pass it on. Raises what `Reply.relay` does."""
     body, failure = await answer.gather(response, tap)
-    if failure is None:
-        body = await shaped(answer, response.status, body)
-        await answer.show(body)
-    answer.record.evidence()
     if failure is not None:
+        answer.record.evidence(more=True)
         try:
             raise failure
         finally:
             # What was raised knows this frame: it, and the answer in it, would stay until garbage is collected.
             del failure
+    body = await shaped(answer, response.status, body)
+    await answer.show(body)
+    answer.record.evidence()
     answer.over()
     headers = answer.their_headers(response)
     if answer.generation.mode == "inline" and answer.generation.verifiable:
         verification = await answer.verdict()
         word = verification["verdict"]
         if word == "reject" and answer.services.settings.verification.on_reject != "annotate":
-            raise VerificationFailed(f"the answer was rejected by its verification {answer.generation.id}")
+            raise withheld.rejected(answer.generation.id)
         headers.append((names.VERDICT, str(word or verification["status"]).encode()))
         seen = await sized(len(body), partial(inline.add_verdict, body, public(verification)))
         body = seen or body
@@ -54,7 +55,7 @@ async def error(answer: Answer, response: UpstreamResponse, tap: Tap) -> None:
         if answer.record.refusal is not None:
             # What the client does not get, over a bound or broken off, refuses nothing.
             answer.record.refusal = NO_ANSWER
-        answer.record.evidence()
+        answer.record.evidence(more=True)
         try:
             raise failure
         finally:

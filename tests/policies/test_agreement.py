@@ -239,6 +239,14 @@ def test_what_an_answer_need_not_show() -> None:
     assert wrong(b"\n\n".join(deltas(*SAID)), replace(half, text="Good")) == ["the text"]
 
 
+@pytest.mark.parametrize("shown", [b'{"error": {"message": "x"}}', b'data: {"error": {"message": "x"}}\n\n'])
+def test_an_error_in_place_of_an_answer(shown: bytes) -> None:
+    half = replace(EVIDENCE, complete=False, finish_reason=None, tool_calls=())
+    assert wrong(shown, half) == []
+    assert compare_answer([half], shown, hides_reasoning=False).left
+    assert "the text" in wrong(shown, EVIDENCE)
+
+
 def test_several_choices_and_completions() -> None:
     both = [
         replace(EVIDENCE, index=at, text=text, reasoning="", tool_calls=(), usage=None)

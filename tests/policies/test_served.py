@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import jws, receipt
-from policies.errors import ReceiptError
+from policies import jws, receipt, withheld
+from policies.errors import ReceiptError, VerificationFailed
 from policies.receipt import Facts, Receipt, verify_receipt
 from policies.served import compare_served, parts, without_field
 from policies.verification import unverified
 from proxy.relay.downlink import PING
 from proxy.relay.inline import add_verdict, comment
+from proxy.tap.rawjson import write
 
 KEY = jws.new_key()
 KEYS = jws.keys_in(jws.jwk_set([jws.public_bytes(KEY)]))
@@ -29,10 +30,11 @@ JSON = st.recursive(
 FRAMES = st.binary(max_size=20).map(lambda raw: b"data: " + raw.hex().encode() + b"\n\n")
 
 
-def about(served: bytes) -> Receipt:
+def about(served: bytes, verdict: str = "unverified") -> Receipt:
     """A receipt of this answer."""
     facts = Facts(served=receipt.digest(served))
-    said = receipt.statement(unverified("a" * 32, "x", None, 5.0), facts, 6.0)
+    verification: Any = unverified("a" * 32, "x", None, 5.0) | {"verdict": verdict}
+    said = receipt.statement(verification, facts, 6.0)
     return verify_receipt(jws.sign(receipt.encode(said), KEY, receipt.KIND), KEYS)
 
 
@@ -84,3 +86,26 @@ def test_what_only_looks_like_it_stays() -> None:
     without = verify_receipt(jws.sign(receipt.encode(said), KEY, receipt.KIND), KEYS)
     with pytest.raises(ReceiptError, match="no hash of this"):
         compare_served(without, b"")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        withheld.rejected("a" * 32),
+        withheld.not_taken_over("a" * 32),
+        withheld.both_rejected("a" * 32, "b" * 32),
+        withheld.both_rejected("b" * 32, "a" * 32),
+    ],
+)
+def test_what_a_client_got_in_place_of_a_rejected_answer(told: VerificationFailed) -> None:
+    body = write(told.body())
+    compare_served(about(b"{}", "reject"), body)
+    for verdict, shown in [
+        ("pass", body),
+        ("unverified", body),
+        ("reject", body + b" "),
+        ("reject", body.replace(b"a" * 32, b"c" * 32)),
+        ("reject", b""),
+    ]:
+        with pytest.raises(ReceiptError, match="another hash"):
+            compare_served(about(b"{}", verdict), shown)
