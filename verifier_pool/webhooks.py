@@ -107,7 +107,7 @@ def drain_outbox(store: Store, settings: Settings, directory: Directory) -> int:
 
 def _told(store: Store, settings: Settings, directory: Directory) -> int:
     """Make deliveries of the first events in the outbox; returns how many those were."""
-    directory.refresh(settings)
+    among = directory.refresh(settings)
     ids = store.outbox(BATCH)
     for id in ids:
         happened = _happened(store, settings, id)
@@ -116,7 +116,7 @@ def _told(store: Store, settings: Settings, directory: Directory) -> int:
             logger.error("an event expired before any webhook could be told of it", extra={"id": id})
             store.sent(id)
             continue
-        told = directory.told(happened, settings)
+        told = directory.told(happened, settings, among)
         retries = max((retries_of(settings, endpoint.id) for endpoint, _ in told), key=sum, default=())
         made = deliveries.plan(store.redis, settings.deliveries, retries, happened, told, id)
         if made.dropped:

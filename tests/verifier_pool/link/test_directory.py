@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -38,8 +40,8 @@ def _verdict(of: str) -> events.Happened:
 
 
 def _told(directory: Directory, happened: events.Happened, rules: Settings) -> list[str]:
-    directory.refresh(rules)
-    return [endpoint.id for endpoint, _ in directory.told(happened, rules)]
+    among = directory.refresh(rules)
+    return [endpoint.id for endpoint, _ in directory.told(happened, rules, among)]
 
 
 @pytest.fixture
@@ -121,3 +123,41 @@ def test_what_changed_is_heard_of(redis: Redis) -> None:
     # A key that is gone hears of nothing at once where the settings have it, else within `KEYS_SECONDS`.
     _put(redis, "we_ann", "ann")
     assert _told(directory, _verdict("ann"), _ruled("bob")) == []
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_no_thread_misses_a_webhook_while_others_change(redis: Redis, valkey_url: str) -> None:
+    rules = _ruled("ann")
+    for number in range(100):
+        _put(redis, f"we_{number}", "ann")
+    directory = Directory(redis)
+    directory.refresh(rules)
+    changing = True
+
+    def deliver(number: int) -> bool:
+        found = []
+        while changing:
+            found.append(directory.find(f"we_{number}", rules) is not None)
+        return all(found)
+
+    def tell() -> bool:
+        told = []
+        while changing:
+            told.append(len(_told(directory, _verdict("ann"), rules)))
+        return min(told, default=100) >= 100
+
+    with ThreadPoolExecutor(5) as pool, Redis.from_url(valkey_url) as other:
+        senders = [pool.submit(deliver, 20 * number) for number in range(4)] + [pool.submit(tell)]
+        for number in range(100, 200):
+            _put(other, f"we_{number}", "ann")
+        changing = False
+        assert all(each.result() for each in senders)
