@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from policies import jws
+from policies import jws, pins
 from policies.errors import ReceiptError
-from policies.head import Head, verify_head
-
-_ID, _LEAF = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
+from policies.head import Head
 
 
 class Pins:
@@ -31,29 +27,23 @@ class Pins:
         self.keys: dict[str, bytes] = {}
         self.leaves: dict[str, str] = {}
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes()
         except FileNotFoundError:
             return
         try:
-            found = json.loads(text)
-            self.keys = jws.keys_in(found["keys"])
-            self.head = None if found["head"] is None else verify_head(found["head"], self.keys)
-            self.leaves = _leaves_in(found.get("leaves", {}))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            found = pins.read(text)
+        except ReceiptError as error:
             raise ReceiptError(f"{path} holds no pins") from error
+        self.head, self.keys, self.leaves = found.head, dict(found.keys), dict(found.leaves)
 
     def pin(self, head: Head | None, keys: jws.Keys, leaves: Mapping[str, str]) -> None:
         """Remember these from here on. Raises OSError."""
         self.head, self.keys, self.leaves = head, dict(keys), dict(leaves)
-        said = {
-            "head": None if head is None else head.token,
-            "keys": jws.jwk_set(keys.values()),
-            "leaves": self.leaves,
-        }
+        said = pins.written(pins.Pinned(head, self.keys, self.leaves))
         handle, name = tempfile.mkstemp(prefix=f".{self._path.name}-", dir=self._path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(said, file)
+                file.write(said)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, self._path)
@@ -61,9 +51,3 @@ class Pins:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             raise
-
-
-def _leaves_in(found: Mapping[str, str]) -> dict[str, str]:
-    if not all(_ID.fullmatch(id) and _LEAF.fullmatch(leaf) for id, leaf in found.items()):
-        raise ValueError("no leaves")
-    return dict(found)

@@ -7,106 +7,29 @@ numbers are the operator's, signed; that they follow from the model is not check
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 from math import isfinite
 
 from policies import bundle as bundles
 from policies import case as cases
 from policies import codec, head, jws, lax
 from policies._answered import compare_answer
+from policies._examined import Examination, Finding, Outcome
+from policies._pinned import compare_pins
 from policies._request import read_leniently
 from policies._requested import compare_request
-from policies.case import Case
 from policies.errors import BundleError, CountersignError, EvidenceError, ReceiptError
-from policies.evidence import Evidence
-from policies.judging import Grounds
-from policies.receipt import Receipt, compare, digest, seed_commitment, verify_receipt
+from policies.head import Head
+from policies.pins import Pinned
+from policies.receipt import compare, digest, seed_commitment, verify_receipt
 from policies.rederivation import derive, differences
-from policies.served import compare_served
+from policies.served import compare_served, was_withheld
 from policies.spelling import Spelling
 from policies.unit import declaration_of
-from policies.verification import Verification
 
+__all__ = ["Examination", "Finding", "Outcome", "examine"]
 
-class Outcome(IntEnum):
-    """What an examination comes to: the exit code of `countersign verify` for a bundle. Of several faults the first of
-    `WORST_FIRST` counts."""
-
-    VERIFIED = 0
-    UNREADABLE = 4
-    BAD_SIGNATURE = 5
-    UNTRUSTED_KEY = 6
-    HASH_MISMATCH = 7
-    NOT_DERIVABLE = 8
-    NOT_IN_LOG = 9
-    DAMAGED = 10
-
-
-WORST_FIRST = (
-    Outcome.UNREADABLE,
-    Outcome.BAD_SIGNATURE,
-    Outcome.HASH_MISMATCH,
-    Outcome.NOT_DERIVABLE,
-    Outcome.NOT_IN_LOG,
-    Outcome.DAMAGED,
-    Outcome.UNTRUSTED_KEY,
-)
 MOST_DIFFERENCES = 5
 _ODD = (CountersignError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The answer to one question about a bundle.
-
-    Attributes:
-        about: `signature`, `key`, `evidence`, …
-        fault: what it comes to where the answer is no; None where it is yes.
-        words: the answer, in a sentence or two.
-    """
-
-    about: str
-    fault: Outcome | None
-    words: str
-
-
-@dataclass(slots=True)
-class Examination:
-    """What was found of a bundle. What could not be read is None, or empty.
-
-    Attributes:
-        left: what could not be compared, so that the operator's word stands for it; each a few words.
-        derived: the verification as it was derived again.
-        grounds: what it was derived from, beside the `choices`.
-    """
-
-    findings: list[Finding] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    receipt: Receipt | None = None
-    choices: Sequence[Evidence] = ()
-    case: Case | None = None
-    grounds: Grounds | None = None
-    derived: Verification | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        """What it comes to."""
-        faults = {finding.fault for finding in self.findings}
-        return next((fault for fault in WORST_FIRST if fault in faults), Outcome.VERIFIED)
-
-    @property
-    def faults(self) -> list[Finding]:
-        """What does not hold."""
-        return [finding for finding in self.findings if finding.fault is not None]
-
-    def good(self, about: str, words: str) -> None:
-        """Something holds."""
-        self.findings.append(Finding(about, None, words))
-
-    def bad(self, about: str, fault: Outcome, words: str) -> None:
-        """Something does not."""
-        self.findings.append(Finding(about, fault, words))
 
 
 def examine(
@@ -118,6 +41,8 @@ def examine(
     tokenizer: str = "",
     request: bytes | None = None,
     answer: bytes | None = None,
+    pins: Pinned | None = None,
+    growth: Sequence[bytes] | None = None,
 ) -> Examination:
     """Check a bundle. Never raises for what it holds.
 
@@ -127,6 +52,8 @@ def examine(
         spelling: the declared model's tokenizer, where it is at hand, and `tokenizer`, the SHA-256 of its file. Without
             it, what it said when the answer was judged is said again.
         request, answer: bodies that a client sent and got, to be held against what was signed.
+        pins: what a client remembers of the log. `growth`: the proof that the log of the pinned head and that of the
+            bundle's continue each other.
     """
     found = Examination()
     try:
@@ -142,7 +69,9 @@ def examine(
     if found.receipt is not None:
         _asked(found, request)
         _given(found, request, answer)
-        _log(found, bundle, keys, trusted)
+        signed = _log(found, bundle, keys, trusted)
+        if pins is not None:
+            compare_pins(found, signed, bundle.log, pins, growth)
         _verdict(found, bundle, spelling, tokenizer)
     if whole:
         found.good("bundle", "The file is whole.")
@@ -314,6 +243,11 @@ def _given(found: Examination, request: bytes | None, answer: bytes | None) -> N
 
 def _answered(found: Examination, words: str, answer: bytes, request: bytes) -> None:
     """Whether the evidence is of the answer that was served."""
+    assert found.receipt is not None
+    if was_withheld(found.receipt, answer):
+        found.left.append("the answer, which was withheld: the client was told that it is rejected")
+        found.good("answer", "What you were given says that the answer was rejected, and names this very receipt.")
+        return
     asked = read_leniently(request)
     hides = asked is None or lax.boolean(asked.get("include_reasoning")) is False
     compared = compare_answer(found.choices, answer, hides_reasoning=hides)
@@ -329,23 +263,25 @@ def _answered(found: Examination, words: str, answer: bytes, request: bytes) -> 
 
 def _log(
     found: Examination, bundle: bundles.Bundle, keys: Mapping[str, bytes], trusted: Mapping[str, bytes] | None
-) -> None:
+) -> Head | None:
+    """The head that the receipt is shown under; None where it is under none that counts."""
     assert found.receipt is not None
     if bundle.log is None:
         found.bad("log", Outcome.NOT_IN_LOG, "The bundle holds nothing that shows the receipt in the operator's log.")
-        return
+        return None
     try:
         signed = head.verify_head(bundle.log.head, keys)
         head.verify_inclusion(signed, found.receipt.leaf, bundle.log.index, bundle.log.path)
     except ReceiptError as error:
         found.bad("log", Outcome.NOT_IN_LOG, f"The receipt is not shown to be in the operator's log: {error}.")
-        return
+        return None
     if trusted and signed.kid not in trusted:
         words = f"The head of the log is signed by the key {signed.kid}, which is not among those that you trust."
         found.bad("log", Outcome.UNTRUSTED_KEY, words)
-        return
+        return None
     words = f"The receipt is number {bundle.log.index} of the {signed.size} in the operator's log {signed.log}."
     found.good("log", words)
+    return signed
 
 
 def _verdict(found: Examination, bundle: bundles.Bundle, spelling: Spelling | None, tokenizer: str) -> None:

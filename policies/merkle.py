@@ -161,6 +161,30 @@ def grows(first: int, before: bytes, second: int, after: bytes, path: Sequence[b
     return last == 0 and old == before and new == after
 
 
+def earlier(size: int, total: int, index: int, leaf: bytes, path: Sequence[bytes]) -> bytes | None:
+    """The hash that a tree of `total` leaves had when it had `size`, as far as that follows from a proof that shows the
+    leaf hash at `index` of it; else None."""
+    start, end, found = index, index + 1, leaf
+    known = {(start, end): found}
+    for span, each in zip(inclusion(index, total), path, strict=True):
+        known[span] = each
+        found = node(each, found) if span[0] < start else node(found, each)
+        start, end = min(start, span[0]), max(end, span[1])
+        known[start, end] = found
+
+    def of(start: int, end: int) -> bytes | None:
+        if (start, end) in known:
+            return known[start, end]
+        if not any(start <= first and last <= end for first, last in known):
+            return None
+        middle = start + _split(end - start)
+        left = of(start, middle)
+        right = None if left is None else of(middle, end)
+        return None if left is None or right is None else node(left, right)
+
+    return of(0, size) if 0 < size <= total else None
+
+
 def _split(size: int) -> int:
     """The largest power of two below `size`, which is at least 2."""
     return 1 << (size - 1).bit_length() - 1

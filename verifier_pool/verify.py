@@ -14,6 +14,7 @@ exit code  0  a bundle is verified, whatever its verdict; evidence is neither re
            8  the verdict cannot be derived from the evidence
            9  not shown to be in the operator's log
           10  changed after it was written (the checksum alone)
+          11  contradicts what you pinned: the log forked, or a receipt was written anew
 
 Of several files, the first that is not 0 counts.
 """
@@ -33,6 +34,7 @@ from policies.bundle import MAX_BYTES, is_bundle
 from policies.errors import EvidenceError, ReceiptError, SettingsError
 from policies.examination import Examination, Outcome, examine
 from policies.jws import keys_in
+from policies.pins import Pinned, read
 from policies.report import page
 from policies.report.data import as_json
 from policies.report.text import as_lines
@@ -52,16 +54,21 @@ def main(argv: Sequence[str]) -> int:
     """Check files; returns the exit code, as the module tells them. Raises SettingsError."""
     parser = _parser()
     arguments = parser.parse_args(list(argv))
-    if len(arguments.files) > 1 and any((arguments.html, arguments.request, arguments.answer)):
-        parser.error("--html, --request and --answer take one bundle")
+    if len(arguments.files) > 1 and any((arguments.html, arguments.request, arguments.answer, arguments.consistency)):
+        parser.error("--html, --request, --answer and --consistency take one bundle")
+    if arguments.consistency and not arguments.pins:
+        parser.error("--consistency is about what --pins has")
+    pins = None if arguments.pins is None else _pinned(arguments.pins)
     trusted = _trusted(arguments.keys)
+    if pins is not None and not trusted:
+        trusted = dict(pins.keys)
     code = 0
     with contextlib.ExitStack() as stack:
         judging: Judging | None = None
         for path in arguments.files:
             data = _read(path)
             if data is not None and is_bundle(data):
-                found = _bundle(path, data, trusted, arguments)
+                found = _bundle(path, data, trusted, pins, arguments)
                 code = code or found
                 continue
             if data is not None and data.startswith(_ZSTD) and judging is None and not arguments.html:
@@ -73,7 +80,9 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def _bundle(path: Path, data: bytes, trusted: dict[str, bytes], arguments: argparse.Namespace) -> int:
+def _bundle(
+    path: Path, data: bytes, trusted: dict[str, bytes], pins: Pinned | None, arguments: argparse.Namespace
+) -> int:
     spelling, digest = _tokenizer(arguments.tokenizer)
     found = examine(
         data,
@@ -83,6 +92,8 @@ def _bundle(path: Path, data: bytes, trusted: dict[str, bytes], arguments: argpa
         tokenizer=digest,
         request=_own(arguments.request, "--request"),
         answer=_own(arguments.answer, "--answer"),
+        pins=pins,
+        growth=_growth(arguments.consistency),
     )
     if arguments.html:
         _write(arguments.html, page(found))
@@ -154,6 +165,26 @@ def _trusted(given: Sequence[str]) -> dict[str, bytes]:
     return found
 
 
+def _pinned(path: Path) -> Pinned:
+    """What a client remembers. Raises SettingsError."""
+    try:
+        return read(path.read_bytes())
+    except (OSError, ReceiptError) as error:
+        expected = f"a file that countersign.client keeps as `pins`, not {str(path)!r} ({type(error).__name__})"
+        raise SettingsError("--pins", expected) from error
+
+
+def _growth(path: Path | None) -> list[bytes] | None:
+    """The proof in a file. Raises SettingsError."""
+    if path is None:
+        return None
+    try:
+        return [bytes.fromhex(each) for each in json.loads(path.read_bytes())["proof"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        expected = f"what GET /v1/log/consistency answers, not {str(path)!r} ({type(error).__name__})"
+        raise SettingsError("--consistency", expected) from error
+
+
 def _tokenizer(path: Path | None) -> tuple[Any, str]:
     if path is None:
         return None, ""
@@ -182,6 +213,13 @@ def _parser() -> argparse.ArgumentParser:
         help="the operator's keys: a JWK set in a file, or the thumbprint of one key; may be repeated",
     )
     parser.add_argument("--any-key", action="store_true", help="do not ask whose key a bundle is signed with")
+    parser.add_argument("--pins", type=Path, metavar="FILE", help="what a client remembers of the log, to compare")
+    parser.add_argument(
+        "--consistency",
+        type=Path,
+        metavar="FILE",
+        help="the proof that the log continues the pinned one, as /v1/log/consistency gives it",
+    )
     parser.add_argument("--request", type=Path, metavar="FILE", help="the request's body as you sent it, to compare")
     parser.add_argument("--answer", type=Path, metavar="FILE", help="the answer's body as you got it, to compare")
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="ask this tokenizer, not what it said then")

@@ -16,6 +16,7 @@ FAULTS = {
     Outcome.HASH_MISMATCH: "This proves nothing: it is not what its receipt is about.",
     Outcome.NOT_DERIVABLE: "This does not show its verdict: the evidence does not lead to it.",
     Outcome.NOT_IN_LOG: "This is signed, and not shown to be in the operator's log.",
+    Outcome.CONTRADICTS_PINS: "This contradicts what you pinned: the log forked, or a receipt was written anew.",
     Outcome.DAMAGED: "This was changed after it was written.",
 }
 

@@ -162,3 +162,15 @@ def test_no_path_from_larger_to_smaller(first: int, second: int) -> None:
     with pytest.raises(ValueError, match="cannot begin"):
         merkle.consistency(first, second)
     assert not merkle.grows(first, tree(0, 4), second, tree(0, 3), [])
+
+
+@given(st.integers(1, 70).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total - 1))), st.data())
+def test_what_a_proof_says_of_the_tree_before(shape: tuple[int, int], data: st.DataObject) -> None:
+    total, index = shape
+    leaves = [merkle.leaf(bytes([number])) for number in range(total)]
+    path = [merkle.root(leaves[start:end]) for start, end in merkle.inclusion(index, total)]
+    size = data.draw(st.integers(0, total + 1))
+    found = merkle.earlier(size, total, index, leaves[index], path)
+    assert found in (None, merkle.root(leaves[:size]))
+    for known in {index, index + 1, total} - {0}:
+        assert merkle.earlier(known, total, index, leaves[index], path) == merkle.root(leaves[:known])

@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies import codec, jws
+from countersign.pins import Pins
+from policies import codec, head, jws, merkle
 from policies.errors import SettingsError
 from policies.examination import Outcome
+from policies.head import verify_head
 from policies.judging import Declared, Grounds
-from tests.support.bundles import KEY, OTHER_KEY, Made, made
+from policies.receipt import leaf_of
+from tests.support.bundles import KEY, LOG, OTHER_KEY, Made, made
 from tests.verifier_pool.toy import VOCAB, ToyReference, answer
 from verifier_pool import verify, verify_evidence
 from verifier_pool.replays import request_of
@@ -160,6 +163,32 @@ def test_what_a_client_has_of_its_own_is_held_against_it(
         theirs.write_bytes(got)
         code, out = run(capsys, tmp_path, data, "--keys", keys, "--request", str(mine), "--answer", str(theirs))
         assert code == expected, out
+
+
+def test_a_bundle_is_held_against_what_was_pinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = bundled()
+    public = {jws.kid_of(jws.public_bytes(KEY)): jws.public_bytes(KEY)}
+    path, consistency = tmp_path / "pins.json", tmp_path / "consistency.json"
+    pinned, leaf = Pins(path), leaf_of(made.bundle.receipt).hex()
+    assert made.bundle.log is not None
+    shown = verify_head(made.bundle.log.head, public)
+    for leaves, expected in (({made.choices[0].id: leaf}, 0), ({made.choices[0].id: "0" * 64}, 11)):
+        pinned.pin(shown, public, leaves)
+        code, out = run(capsys, tmp_path, made.bytes, "--pins", str(path), "--json")
+        said = json.loads(out)
+        assert (code, said["exit_code"]) == (expected, expected), out
+        assert said["outcome"] == ("contradicts_pins" if expected else "verified")
+        assert {each["about"] for each in said["findings"]} >= {"pinned receipt", "pinned head"}
+    few = [merkle.leaf(b"another")]
+    pinned.pin(verify_head(jws.sign(head.encode(LOG, 1, merkle.root(few), 1.0), KEY, head.KIND), public), public, {})
+    assert run(capsys, tmp_path, made.bytes, "--pins", str(path))[0] == 0
+    consistency.write_text(json.dumps({"proof": ["00" * 32]}))
+    code, out = run(capsys, tmp_path, made.bytes, "--pins", str(path), "--consistency", str(consistency))
+    assert code == 11
+    assert "contradicts what you pinned" in out
+    for wrong in ("--pins", "--consistency"):
+        with pytest.raises(SettingsError, match=wrong):
+            run(capsys, tmp_path, made.bytes, "--pins", str(path), wrong, str(tmp_path / "a.countersign"))
 
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2066<script>alert(1)</script>\r\x00\x9b2J"
