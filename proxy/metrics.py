@@ -243,6 +243,16 @@ class Metrics:
             "counter",
         )
 
+    def count_unpublished(self, unpublished: Callable[[], int]) -> None:
+        """Show how many keys receipts are signed with that this process does not publish."""
+        self._public.observe(
+            "countersign.receipts.unpublished_keys",
+            "{key}",
+            "Keys that sign receipts and are not published, so that nobody can check these",
+            (),
+            lambda: [(unpublished(), {})],
+        )
+
     def watch(self, groups: Callable[[], Sequence[Group]]) -> None:
         """Show standing and health of the backends of these groups, as they are whenever somebody looks."""
         watch(self._private, groups)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import orjson
@@ -31,6 +32,9 @@ _AT_ONCE = 4
 class Receipts:
     """One per process.
 
+    Attributes:
+        unpublished: keys that receipts in Redis are signed with, and that nobody who asks here is told.
+
     Raises:
         SettingsError: a key of the settings is none.
     """
@@ -40,13 +44,14 @@ class Receipts:
         self._redis = connection.connect(url, timeout=patience, connect_timeout=_PATIENCE, retries=1)
         self._signer = signer_of(self._redis, settings)
         self._log = Log(self._redis, self._signer, settings.durability)
-        self._settings = settings.receipts
+        self._settings, self._kept = settings.receipts, settings.verification.verdict_ttl
+        self.unpublished = 0
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._tasks: list[asyncio.Task[None]] = []
 
     def renew(self, settings: Settings) -> None:
         """Take over other settings."""
-        self._settings = settings.receipts
+        self._settings, self._kept = settings.receipts, settings.verification.verdict_ttl
         self._signer.renew(settings.receipts)
 
     async def start(self) -> None:
@@ -92,5 +97,14 @@ class Receipts:
             await asyncio.sleep(seconds)
             try:
                 await self.ask(lambda log: log.keep(seconds))  # noqa: B023
+                self._tell(await self.ask(lambda log: log.signer.unpublished(time.time() - self._kept)))
             except (StoreUnavailable, StoreFailed) as error:
                 logger.warning("no head of the log was signed", extra={"error": type(error).__name__})
+
+    def _tell(self, unpublished: Sequence[str]) -> None:
+        if len(unpublished) > self.unpublished:
+            said = (
+                "receipts are signed with keys that are not published: are receipts.signing_keys the same everywhere?"
+            )
+            logger.error(said, extra={"kids": " ".join(unpublished)})
+        self.unpublished = len(unpublished)

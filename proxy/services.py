@@ -86,6 +86,8 @@ class Services:
         metrics.count_flights(lambda: drain.in_flight)
         transport = AiohttpTransport(settings.timeouts)
         metrics.count_unasked(lambda: transport.unasked)
+        receipts = Receipts(redis_url, settings)
+        metrics.count_unpublished(lambda: receipts.unpublished)
         registry = Registry(store)
         services = cls(
             settings=settings,
@@ -100,7 +102,7 @@ class Services:
             outage=outage,
             store=store,
             recorder=Recorder(redis_url, settings, outage, metrics, tracing=tracing, sealer=sealer),
-            receipts=Receipts(redis_url, settings),
+            receipts=receipts,
             metrics=metrics,
             tokenizers=tokenizers,
             drain=drain,

@@ -248,22 +248,21 @@ class _Response:
         verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
         retained = keeps(self._intent.get("retain"), verification["verdict"])
-        case = context.parts.keep(self._choices, weighed.grounds, retained=retained)
-        if context.store.settle(verification, weighed.unit, self._facts(weighed, case)):
+        case = context.parts.case_of(self._choices, weighed.grounds)
+        kept = context.parts.keep(choice, weighed.grounds, case) if retained else None
+        if context.store.settle(verification, weighed.unit, self._facts(weighed, case), kept):
             metrics.decided(self._choices, verification["decided"], audited=bool(verification["audited"]))
             if changed:
                 declarations.count(redis, choice.backend)
             if verification.get("second_reference", {}).get("unchecked"):
                 redis.hincrby(SECOND_UNCHECKED, choice.backend, 1)
-        else:
-            context.parts.withdraw(self._id, case)
         if self._held.replayed is not None:
             _forget(context, self._id)
         _fold(context, choice.backend)
         return str(verification["verdict"])
 
     def _facts(self, weighed: _Weighed, case: bytes) -> Facts:
-        """What the receipt says besides the verification. `case` is empty where it could not be kept."""
+        """What the receipt says besides the verification. `case` is empty where there is none."""
         context, choice = self._context, self._choices[0]
         twice = "second_reference" in weighed.verification
         return facts_of(

@@ -26,7 +26,7 @@ from verifier_pool.link.queue import (
     intent_key,
     verdict_key,
 )
-from verifier_pool.link.receipts import Settler
+from verifier_pool.link.receipts import KeptCase, Settler
 from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import Signer
 from verifier_pool.traced import deciding
@@ -80,12 +80,19 @@ class Store:
         """Whether a verdict is stored."""
         return bool(self.redis.exists(verdict_key(id)))
 
-    def settle(self, verification: Verification, unit: Unit | None, facts: Facts | None = None) -> bool:
+    def settle(
+        self,
+        verification: Verification,
+        unit: Unit | None,
+        facts: Facts | None = None,
+        case: KeptCase | None = None,
+    ) -> bool:
         """Store a verdict with its receipt and its unit, close its id and announce it, all at once. False when another
         came first.
 
         Args:
             facts: what its receipt says besides; without them, what the intent and the evidence know.
+            case: what it rests on, where that is kept.
 
         Raises:
             ReceiptError, SealError: there is no key to sign with; nothing was stored.
@@ -93,7 +100,7 @@ class Store:
         told = None if unit is None else msgspec.json.encode(unit)
         known = self._facts(verification["id"]) if facts is None else facts
         with deciding(verification):
-            return self._settler.settle(verification, told, known, self._verdict_ttl, webhook=self._webhook)
+            return self._settler.settle(verification, told, known, self._verdict_ttl, webhook=self._webhook, case=case)
 
     def _facts(self, id: str) -> Facts:
         """What can be said of a response that is not judged: its evidence, where there is any, tells what was sent and

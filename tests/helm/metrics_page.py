@@ -38,6 +38,7 @@ def families() -> list[tuple[str, Family]]:
         proxy.watch(list)
         proxy.count_flights(int)
         proxy.count_unasked(int)
+        proxy.count_unpublished(int)
         proxy.watch_store(Outage())
         public = {family.name for family in proxy.read()}
         proxy.start(valkey.url, SETTINGS)

@@ -131,6 +131,7 @@ def test_there_is_an_alert_for_whatever_may_go_wrong(release: Release) -> None:
         "CountersignRejects",
         "CountersignNoVerdicts",
         "CountersignCoverage",
+        "CountersignReceiptKeys",
         "CountersignUnrecorded",
         "CountersignDropped",
         "CountersignNoWorkers",

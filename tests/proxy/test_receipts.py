@@ -13,9 +13,10 @@ import pytest
 from policies import jws, merkle
 from policies.errors import StoreUnavailable
 from policies.head import follow, verify_head, verify_inclusion
-from policies.receipt import Receipt, digest, seed_commitment, verify_receipt
+from policies.receipt import NOTHING, Receipt, digest, seed_commitment, verify_receipt
 from policies.served import compare_served
-from policies.settings import hash_key
+from policies.settings import ReceiptSettings, hash_key
+from policies.verification import unverified
 from tests.proxy.conftest import Rig
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Received, Step, Until
@@ -24,8 +25,8 @@ from tests.support.running import settings_for
 from tests.verifier_pool.rig import Pool
 from verifier_pool import context
 from verifier_pool.link.queue import evidence_key, verdict_key
-from verifier_pool.link.receipts import LAST
-from verifier_pool.link.signing import RECEIPT_KEYS
+from verifier_pool.link.receipts import LAST, Settler
+from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 from verifier_pool.store import Store
 
 KEYS = [{"name": "ann", "sha256": hash_key("sk-ann")}, {"name": "bob", "sha256": hash_key("sk-bob")}]
@@ -315,3 +316,13 @@ def test_an_answer_in_a_stream_that_was_kept_alive_is_hashed_as_it_came(make: Ca
         found = receipt_of(rig, answer)
     assert got.startswith(b": countersign-ping\n\n")
     compare_served(found, got)
+
+
+def test_keys_that_nobody_is_told_of_are_counted(make: Callable[..., Rig]) -> None:
+    rig = make(receipts={"signing_keys": SEED, "head_seconds": 0.05})
+    page = rig.proxy.services.metrics.page
+    assert b"countersign_receipts_unpublished_keys 0" in page()
+    other = ReceiptSettings.model_validate({"signing_keys": jws.key_text(bytes([8]) * 32)})
+    verification = unverified("e" * 32, "backlog", None, 1.0)
+    Settler(rig.redis, Signer(rig.redis, other)).settle(verification, None, NOTHING, 100, webhook=False)
+    wait_until(lambda: b"countersign_receipts_unpublished_keys 1" in page())

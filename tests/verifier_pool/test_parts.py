@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 import pytest
 from redis import Redis
-from redis.exceptions import OutOfMemoryError
 
 from policies import jws
 from policies.errors import NotFound
 from policies.evidence import Evidence
 from policies.examination import Examination, Outcome, examine
-from policies.receipt import verify_receipt
+from policies.receipt import NOTHING, verify_receipt
+from policies.verification import Verification, unverified
 from tests.verifier_pool import audits
 from tests.verifier_pool.audits import Second, declared, lying, ready
 from tests.verifier_pool.rig import submit
@@ -22,8 +22,7 @@ from verifier_pool import context
 from verifier_pool.link.bundling import bundle_of
 from verifier_pool.link.log import Log
 from verifier_pool.link.queue import PREFIX, intent_key
-from verifier_pool.link.receipts import receipt_of
-from verifier_pool.parts import Parts
+from verifier_pool.link.receipts import Settler, receipt_of
 
 
 def bundle(redis: Redis, id: str) -> bytes:
@@ -129,13 +128,42 @@ def test_what_many_share_is_kept_once_and_again_when_it_is_lost(
 def test_a_full_redis_costs_the_bundle_and_not_the_verdict(
     redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OutOfMemoryError
+    settle = Settler.settle
 
-    monkeypatch.setattr(Parts, "_store", full)
+    def full(*arguments: Any, **more: Any) -> bool:
+        redis.config_set("maxmemory", 1)
+        try:
+            return settle(*arguments, **more)
+        finally:
+            redis.config_set("maxmemory", 0)
+
+    monkeypatch.setattr(Settler, "settle", full)
     rules = declared(valkey_url, audit={"rate": 0.0})
     pool = ready(redis, rules)
+    assert context.current().store.signer.published()  # what signs is there
     verification, _ = audits.judged(pool, redis, rules, evidence := answer())
     assert verification["verdict"] == "unaudited"
     with pytest.raises(NotFound):
         bundle(redis, evidence.id)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["alone", "another came first"])
+def test_a_case_comes_with_its_verdict_or_not_at_all(
+    redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Whoever is killed before that leaves none behind, and neither does who comes too late."""
+    settle = Settler.settle
+
+    def watched(settler: Settler, verification: Verification, *arguments: Any, **more: Any) -> bool:
+        assert kept(redis, "case") == []
+        if first:
+            other = unverified(verification["id"], "job_failed", None, 1.0)
+            assert settle(settler, other, None, NOTHING, 60, webhook=False)
+        return settle(settler, verification, *arguments, **more)
+
+    monkeypatch.setattr(Settler, "settle", watched)
+    rules = declared(valkey_url, audit={"rate": 0.0})
+    pool = ready(redis, rules)
+    submit(redis, rules, [answer()])
+    pool.serve(burst=True)
+    assert len(kept(redis, "case")) == int(not first)

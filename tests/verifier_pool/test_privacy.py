@@ -84,7 +84,7 @@ def test_what_a_pass_kept_goes_where_another_verdict_came_first(
 ) -> None:
     rules = settings(valkey_url)
     id = submitted(redis, rules, retain, lying(answer((40, 41), 48)))
-    keep = Parts.keep
+    keep = Parts.case_of
 
     def after_it(self: Parts, *rest: Any, **more: Any) -> bytes:
         case = keep(self, *rest, **more)
@@ -92,7 +92,7 @@ def test_what_a_pass_kept_goes_where_another_verdict_came_first(
         return case
 
     rig.worker(redis, rules)
-    monkeypatch.setattr(Parts, "keep", after_it)
+    monkeypatch.setattr(Parts, "case_of", after_it)
     jobs.verify(id)
     assert rig.verdict_of(redis, id)["reasons"] == ["job_failed"]
     assert cast("list[bytes]", redis.keys(f"*case:{id}*")) == []
@@ -106,7 +106,7 @@ def _given_up(id: str) -> None:
 def test_what_two_passes_kept_alike_stays(redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = settings(valkey_url)
     id = submitted(redis, rules, "all", lying(answer((40, 41), 48)))
-    keep, kept = Parts.keep, list[bytes]()
+    keep, kept = Parts.case_of, list[bytes]()
 
     def twice(self: Parts, *rest: Any, **more: Any) -> bytes:
         case = keep(self, *rest, **more)
@@ -116,7 +116,7 @@ def test_what_two_passes_kept_alike_stays(redis: Redis, valkey_url: str, monkeyp
         return case
 
     rig.worker(redis, rules)
-    monkeypatch.setattr(Parts, "keep", twice)
+    monkeypatch.setattr(Parts, "case_of", twice)
     jobs.verify(id)
     assert kept[0] == kept[1]
     assert len(cast("list[bytes]", redis.keys(f"*case:{id}*"))) == 1

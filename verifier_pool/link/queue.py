@@ -7,7 +7,7 @@ Nothing here opens a connection. What changes several of them in one step is in 
     evidence:ID  packed evidence (policies.codec), deleted with its TTL
     verdict:ID   the verification as JSON, written once (SET NX); first writer wins
     case:ID:SHA256  what a verdict rests on beside the evidence (policies.case), by the SHA-256 that the receipt tells;
-                 of two passes at once one is the verdict's
+                 stored with the verdict
     part:SHA256  what many cases share: a profile as canonical JSON, the added tokens of a tokenizer
     verdicts     channel: an id is published when its verdict is stored
     outbox       sorted set of ids whose verdict, and of `event:ID` whose event, webhooks still have to be told, scored

@@ -4,6 +4,8 @@
                   it may, `seed`; both in base64url, the seed sealed first (`verifier_pool.link.sealing`), and again
                   when that is by another key (`verifier_pool.link.resealing`)
 
+    receipt-signers  hash: by `kid` of what signed a receipt, the Unix second of the last one; kept as long as that
+
 With keys of the operator's, Redis has no say in what signs or is published. Without, a key is made by whoever needs one
 first. A script checks in the step that stores a receipt that its key is published (`receipts.STORE_RECEIPT`), so nobody
 goes on signing with one that is gone.
@@ -33,6 +35,7 @@ from verifier_pool.link.sealing import Sealer
 logger = logging.getLogger(__name__)
 
 RECEIPT_KEYS = PREFIX + "receipt-keys"
+RECEIPT_SIGNERS = PREFIX + "receipt-signers"
 REFRESH_SECONDS = 30.0
 """How soon a process hears of another key in Redis."""
 OVERLAP_SECONDS = 300.0
@@ -113,6 +116,13 @@ class Signer:
             return True
         self.forget()
         return kid in map(jws.kid_of, self.published())
+
+    def unpublished(self, since: float) -> list[str]:
+        """The `kid` of each key that signed receipts of any process since then (Unix seconds), and is not published
+        here. Raises what `sign` does."""
+        stored = cast("dict[bytes, bytes]", self._redis.hgetall(RECEIPT_SIGNERS))
+        recent = [kid.decode(errors="replace") for kid, at in stored.items() if at.isdigit() and int(at) >= since]
+        return [kid for kid in recent if not self.knows(kid)]
 
     def forget(self) -> None:
         """Ask Redis again before the next signature."""

@@ -11,12 +11,13 @@ from redis import Redis
 
 from policies import jws, merkle
 from policies.receipt import Facts, Receipt, verify_receipt
+from policies.settings import ReceiptSettings
 from policies.verification import unverified
 from tests.verifier_pool.crashes import survives, together
 from verifier_pool.link.log import Log
 from verifier_pool.link.queue import verdict_key
 from verifier_pool.link.receipts import LOG, Settler, receipt_key, receipt_of, stored_in
-from verifier_pool.link.signing import RECEIPT_KEYS, Signer
+from verifier_pool.link.signing import RECEIPT_KEYS, RECEIPT_SIGNERS, Signer
 
 
 def settle(redis: Redis, number: int, signer: Signer | None = None, facts: Facts | None = None) -> bool:
@@ -127,3 +128,18 @@ def test_whatever_is_killed_when(redis: Redis, valkey_url: str) -> None:
 @pytest.mark.parametrize("junk", [None, b"", b"5", b"x y", b"5 ", b"-1 x", b"5 \xff"])
 def test_what_is_no_receipt_is_none(junk: bytes | None) -> None:
     assert stored_in(junk) is None
+
+
+def test_who_signs_with_a_key_that_is_not_published_is_known(redis: Redis) -> None:
+    first, second = (jws.new_key() for _ in range(2))
+    seeds = {each: jws.key_text(each.private_bytes_raw()) for each in (first, second)}
+    signers = [Signer(redis, ReceiptSettings.model_validate({"signing_keys": seeds[each]})) for each in (first, second)]
+    for number, signer in enumerate(signers):
+        assert settle(redis, number, signer)
+    kids = [jws.kid_of(jws.public_bytes(each)) for each in (first, second)]
+    assert [each.unpublished(0.0) for each in signers] == [kids[1:], kids[:1]]
+    assert signers[0].unpublished(2.0**40) == []
+    signers[0].renew(ReceiptSettings(public_keys=(jws.key_text(jws.public_bytes(second)),)))
+    assert signers[0].unpublished(0.0) == []
+    assert sorted(Signer(redis).unpublished(0.0)) == sorted(kids)
+    assert 0 < redis.ttl(RECEIPT_SIGNERS) <= 100
