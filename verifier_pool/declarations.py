@@ -14,8 +14,11 @@ from typing import Any, cast
 
 import orjson
 from redis import Redis
+from redis.exceptions import WatchError
 
 from policies import selection
+from policies.settings import DurabilitySettings
+from verifier_pool.link import durable, trail
 from verifier_pool.link.queue import RUNTIME_CHANGES, UNFOLDED, declaration_key, standing_key
 
 logger = logging.getLogger(__name__)
@@ -41,18 +44,35 @@ def in_words(entry: Mapping[str, Any]) -> str:
     return f"answer {entry['id']} fits {entry['fits']}"
 
 
-def accept(redis: Redis, backend: str) -> list[str]:
-    """Take the declarations of a backend at their word again; returns the runtimes that had expired.
+def accept(redis: Redis, backend: str, rules: DurabilitySettings, actor: str, most: int) -> list[str]:
+    """Take the declarations of a backend at their word again, durably; returns the runtimes that had expired.
 
     Its standing follows with the next fold (`verifier_pool.standing`), which this asks for.
+
+    Args:
+        actor: who does that, for the audit log, of which the last `most` entries are kept.
+
+    Raises:
+        NotDurable: it was done, and may be lost.
     """
-    pipeline = redis.pipeline(transaction=True)
-    pipeline.hgetall(declaration_key(backend))
-    pipeline.delete(declaration_key(backend))
-    pipeline.sadd(UNFOLDED, backend)
-    # A fold that read the old entries must not be the last word.
-    pipeline.hincrby(standing_key(backend), "version", 1)
-    return sorted(parsed(pipeline.execute()[0]))
+    key = declaration_key(backend)
+    with durable.transaction(redis, rules) as pipeline:
+        while True:
+            pipeline.watch(key)
+            accepted = sorted(parsed(cast("dict[bytes, bytes]", pipeline.hgetall(key))))
+            pipeline.multi()
+            pipeline.delete(key)
+            pipeline.sadd(UNFOLDED, backend)
+            # A fold that read the old entries must not be the last word.
+            pipeline.hincrby(standing_key(backend), "version", 1)
+            trail.append(pipeline, most, trail.entry(actor, "noise.accept", backend, after={"runtimes": accepted}))
+            try:
+                pipeline.execute()
+            except WatchError:
+                continue
+            except durable.NotDurable as error:
+                raise durable.NotDurable(f"{trail.MAYBE_LOST} ({error})") from error
+            return accepted
 
 
 def count(redis: Redis, backend: str) -> None:

@@ -19,8 +19,8 @@ from benchmarks.noise import detect
 from policies.errors import SettingsError, StoreUnavailable
 from policies.settings import BackendSettings, Settings
 from verifier_pool import declarations
-from verifier_pool.link import overlays, trail
-from verifier_pool.runtime import connect, read_settings
+from verifier_pool.link import durable, overlays, trail
+from verifier_pool.runtime import ANSWER_SECONDS, connect, read_settings
 from verifier_pool.standing import Standings
 
 FEWEST = 3
@@ -75,9 +75,8 @@ def _accept(settings: Settings, name: str) -> int:
     with _store(settings) as redis:
         settings = overlays.effective(redis, settings).settings
         backend = _backend(settings, name, "BACKEND")
-        accepted = declarations.accept(redis, name)
-        said = trail.entry(trail.terminal_actor(), "noise.accept", name, after={"runtimes": accepted})
-        trail.append(redis, settings.admin.audit_entries, said)
+        actor, most = trail.terminal_actor(), settings.admin.audit_entries
+        accepted = declarations.accept(redis, name, settings.durability, actor, most)
         with contextlib.suppress(ValueError):  # a record that cannot be read is the workers' matter, who say so
             Standings(redis, settings).fold(name)
     if accepted:
@@ -89,7 +88,8 @@ def _accept(settings: Settings, name: str) -> int:
 
 @contextlib.contextmanager
 def _store(settings: Settings) -> Iterator[Redis]:
-    with contextlib.closing(connect(settings)) as redis:
+    patience = ANSWER_SECONDS + durable.seconds(settings.durability)
+    with contextlib.closing(connect(settings, timeout=patience)) as redis:
         try:
             yield redis
         except RedisError as error:

@@ -13,7 +13,7 @@ from redis import Redis
 from benchmarks.noise import command as noise_command
 from policies.errors import SettingsError, StoreUnavailable
 from policies.evidence import Evidence
-from policies.settings import Settings
+from policies.settings import DurabilitySettings, Settings
 from tests.policies import recorded
 from tests.verifier_pool import rig
 from tests.verifier_pool.told import events
@@ -50,6 +50,10 @@ def selection_of(redis: Redis, settings: Settings, answer: Evidence) -> tuple[st
     checks = rig.verdict_of(redis, id)["checks"]
     found = next(check for check in checks if check["name"] == "selection")
     return found["result"], found["reason"]
+
+
+def accept(redis: Redis) -> list[str]:
+    return declarations.accept(redis, "honest", DurabilitySettings(), "test", 100)
 
 
 def test_a_changed_runtime_expires_the_declaration_until_the_operator_acts(
@@ -111,7 +115,7 @@ def test_standing_hears_of_a_change_once_and_of_its_acceptance(redis: Redis, val
     # Accepting asks for a fold, and outdates one that read the old entry and has not written yet.
     here = Standings(redis, settings)
     late = here._read("honest")
-    declarations.accept(redis, "honest")
+    accept(redis)
     assert redis.sismember(UNFOLDED, "honest")
     assert not here._commit(late, here._folded(late, 1.0), 1.0)
     here.fold_left()
@@ -122,7 +126,7 @@ def test_standing_hears_of_a_change_once_and_of_its_acceptance(redis: Redis, val
 
 def test_accepting_what_never_changed_leaves_nothing_behind(redis: Redis, valkey_url: str) -> None:
     settings = rules(valkey_url)
-    assert declarations.accept(redis, "honest") == []
+    assert accept(redis) == []
     Standings(redis, settings).fold_left()
     assert Standings(redis, settings).records("honest") == {}
     assert not redis.exists(UNFOLDED)
@@ -144,4 +148,4 @@ def test_nothing_expires_without_a_change(redis: Redis, valkey_url: str) -> None
     settings = rules(valkey_url, RIGHT)
     assert selection_of(redis, settings, honest(RIGHT)) == ("pass", "")
     assert not declarations.expired(redis, "honest", RIGHT)
-    assert declarations.accept(redis, "honest") == []
+    assert accept(redis) == []

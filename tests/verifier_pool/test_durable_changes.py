@@ -10,9 +10,11 @@ import redis
 from policies.settings import DurabilitySettings, Settings
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
+from verifier_pool import declarations
 from verifier_pool.link import overlays, trail
 from verifier_pool.link.durable import NotDurable
 from verifier_pool.link.keys import KeyStore, issue, write
+from verifier_pool.link.queue import declaration_key
 from verifier_pool.link.sealing import Sealer
 from verifier_pool.standing import Standings
 
@@ -69,3 +71,17 @@ def test_a_decision_about_a_standing(client: redis.Redis) -> None:
     assert [each["action"] for each in trail.read(client)] == ["standing.quarantine"]
     _aof(client, on=True)
     assert standings.override("b", "release", by="me", why="a test", actor="cli:test").state == "trial"
+
+
+def test_a_declaration_that_is_taken_at_its_word_again(client: redis.Redis) -> None:
+    _aof(client, on=True)
+    for on in (True, False):
+        _aof(client, on=on)
+        client.hset(declaration_key("b"), "old", b'{"fits": "new", "id": "x", "at": 1.0}')
+        if on:
+            assert declarations.accept(client, "b", DURABLE, "test", 9) == ["old"]
+            continue
+        with pytest.raises(NotDurable, match="it was done"):
+            declarations.accept(client, "b", DURABLE, "test", 9)
+    assert declarations.entries(client, "b") == {}
+    assert [each["after"] for each in trail.read(client)] == [{"runtimes": ["old"]}] * 2
