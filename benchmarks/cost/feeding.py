@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
 import orjson
 from redis.asyncio import Redis
 
+from benchmarks.announced import Announced
 from benchmarks.cost.stack import Pool
 from policies.errors import StoreUnavailable
 from policies.evidence import Evidence
@@ -23,7 +21,7 @@ from proxy.metrics import Metrics
 from proxy.outage import Outage
 from proxy.recorder import Recorder
 from proxy.store import Store
-from verifier_pool.link.queue import VERDICTS, verdict_key
+from verifier_pool.link.queue import verdict_key
 
 OWNER = "0" * 64
 OPEN_TRIES = 80
@@ -31,7 +29,7 @@ OPEN_TRIES = 80
 
 @dataclass(slots=True)
 class Fed:
-    """One generation in the pool. Times in Unix seconds; `decided` is when its verdict was announced."""
+    """One generation in the pool. Times on the event loop's clock; `decided` is when its verdict was announced."""
 
     id: str
     tokens: int
@@ -54,25 +52,19 @@ class Feeder:
         self._store = Store(pool.url, pool.settings.verification, outage, metrics)
         self._recorder = Recorder(pool.url, pool.settings, outage, metrics)
         self._redis = Redis.from_url(pool.url, socket_timeout=None)
+        self._announced = Announced(pool.url)
         self._open: dict[str, Fed] = {}
-        self._event = asyncio.Event()
-        self._listener: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Feeder:
         await self._store.start()
         self._recorder.start()
-        channel = self._redis.pubsub(ignore_subscribe_messages=True)
-        await channel.subscribe(VERDICTS)
-        self._listener = asyncio.create_task(self._listen(channel))
+        await self._announced.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        assert self._listener is not None
-        self._listener.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._listener
+        await self._announced.__aexit__(kind, error, at)
         await asyncio.to_thread(self._recorder.stop)
         await self._store.close()
         await self._redis.aclose()
@@ -91,7 +83,7 @@ class Feeder:
         )
         choices = [replace(evidence, id=id, owner=OWNER)]
         await self._opened(generation)
-        fed = Fed(id, len(evidence.prompt_ids) + len(evidence.output_ids), time.time())
+        fed = Fed(id, len(evidence.prompt_ids) + len(evidence.output_ids), asyncio.get_running_loop().time())
         self._open[id] = fed
         self._recorder.finished(generation, lambda: choices, evidence.claim_ids.nbytes + evidence.claim_logprobs.nbytes)
         self._store.served(id)
@@ -109,16 +101,12 @@ class Feeder:
 
     async def settle(self, patience: float) -> None:
         """Wait until all have their verdict, or none came for `patience` seconds; then the rest counts as missing."""
-        assert self._listener is not None
         while self._open:
-            self._event.clear()
-            try:
-                async with asyncio.timeout(patience):
-                    await self._event.wait()
-            except TimeoutError:
+            if not await self._announced.news(patience):
                 self._open.clear()
-            if self._listener.done():
-                self._listener.result()
+            for id, at in self._announced.taken().items():
+                if (fed := self._open.pop(id, None)) is not None:
+                    fed.decided = at
 
     async def look_up(self, fed: Sequence[Fed]) -> None:
         """Read the verdicts."""
@@ -129,17 +117,6 @@ class Feeder:
                 if document is not None:
                     verification = orjson.loads(document)
                     one.verdict, one.reasons = verification["verdict"], tuple(verification.get("reasons", ()))
-
-    async def _listen(self, channel: Any) -> None:
-        while True:
-            message = await channel.get_message(timeout=1.0)
-            if message is None:
-                continue
-            now = time.time()
-            fed = self._open.pop(message["data"].decode(), None)
-            if fed is not None:
-                fed.decided = now
-                self._event.set()
 
 
 def words(fed: Iterable[Fed]) -> dict[str, int]:

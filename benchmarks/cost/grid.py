@@ -13,6 +13,7 @@ from benchmarks.cost.claims import Claims, grid_name, made_up
 from benchmarks.cost.plan import WORKER, Task, warm_ups
 from benchmarks.cost.rows import Rows, grid_row
 from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.rows import told
 from policies.evidence import Evidence, Ids
 
 WAKE_TOKENS = 16
@@ -92,7 +93,7 @@ def run_grid(
         except Exception as error:
             if task.arm == WORKER:
                 unanswered.add(task.cell)
-            rows.append(grid_row(task, None, error=f"{type(error).__name__}: {error}"[:300]))
+            rows.append(grid_row(task, None, error=told(error)))
             continue
         warm.add((*task.cell, task.arm))
         clock.learn(kind, units, timed.seconds)

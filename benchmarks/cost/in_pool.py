@@ -31,6 +31,7 @@ def pool_text(rows: Sequence[Row], load: Sequence[Row], cells: Grid) -> str:
         "replay process with this engine, judge, verdicts. Every generation is audited. Share 0: replays of form "
         "`ids`; share 0.25: a secret quarter of form `full`, the default."
     ]
+    rows = [row for row in rows if row.get("seconds", 0.0) is not None]  # of what broke off there is nothing to tell
     capacity = [row for row in rows if row["phase"] == CAPACITY and not row["warm"]]
     if capacity:
         parts.append(_capacity(capacity, load))
@@ -40,6 +41,23 @@ def pool_text(rows: Sequence[Row], load: Sequence[Row], cells: Grid) -> str:
     if latency := [row for row in rows if row["phase"] == LATENCY and not row["error"]]:
         parts.append(_latency(latency, cells))
     return "\n\n".join(parts)
+
+
+def capacity(rows: Sequence[Row], load: str, share: float) -> Row:
+    """The good row of a load's phase as fast as it goes, at that share of form `full`. Raises ValueError without it."""
+    (found,) = (
+        row
+        for row in rows
+        if (row["phase"], row["share"], row.get("load")) == (CAPACITY, share, load)
+        and not (row["warm"] or row["error"])
+    )
+    return found
+
+
+def share_of_floor(load: Sequence[Row], rows: Sequence[Row], name: str, share: float) -> float | None:
+    """Tokens per second of that phase ÷ those of bare prefills of the same load; None without such prefills."""
+    floor = rate(load, name, PREFILL)
+    return None if floor is None else float(capacity(rows, name, share)["tokens_per_s"] / floor)
 
 
 def _capacity(rows: Sequence[Row], load: Sequence[Row]) -> str:

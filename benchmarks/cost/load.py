@@ -15,7 +15,7 @@ from benchmarks.cost.grid import Engine, prompt_ids
 from benchmarks.cost.plan import FLAT, PLAIN, WORKER, Load
 from benchmarks.cost.rows import Rows
 from benchmarks.harness.progress import Bar, Clock
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, told
 from policies.evidence import Evidence, Replay
 
 TEMPERATURE = 0.7
@@ -43,16 +43,24 @@ class Loads:
         """Every arm of every load in random order, the worker's first run before all others; True when all was done."""
         known = {(row["load"], row["arm"], row["iter"]) for row in self._rows if not row["error"]}
         complete = True
+        todo = [
+            (load, arm)
+            for load in loads
+            for arm, number in load_turns(arms, repeats)
+            if (load.name, arm, number) not in known
+        ]
+        of = len(todo)
         for load in loads:
             turns = load_turns(arms, repeats)
             random.Random(self._seed).shuffle(turns)
             turns.sort(key=lambda turn: turn != (WORKER, 0))
             requests = self.requests(load)
             warm: set[str] = set()
-            for place, (arm, number) in enumerate(turns):
-                self._bar.show(f"{load.name} {arm}", place, len(turns), None)
+            for arm, number in turns:
                 if (load.name, arm, number) in known:
                     continue
+                self._bar.show(f"{load.name} {arm}", of - len(todo), of, self._clock.left(_work(todo)))
+                todo.remove((load, arm))
                 if not self._clock.fits(f"load-{arm}", _units(arm, load)):
                     complete = False
                     continue
@@ -108,7 +116,7 @@ class Loads:
             ready = [self._ready(arm, request) for request in requests]
             return self._engine.run(arm, ready), ""
         except Exception as error:
-            return None, f"{type(error).__name__}: {error}"[:300]
+            return None, told(error)
 
     def _ready(self, arm: str, request: Request) -> Request:
         if arm in (PLAIN, WORKER):
@@ -128,6 +136,13 @@ def load_turns(arms: Sequence[str], repeats: int) -> list[tuple[str, int]]:
 
 def _short(arm: str, request: Request) -> Request:
     return replace(request, output_len=min(request.output_len, 16)) if arm in (PLAIN, WORKER) else request
+
+
+def _work(todo: Sequence[tuple[Load, str]]) -> dict[str, float]:
+    work: dict[str, float] = {}
+    for load, arm in todo:
+        work[f"load-{arm}"] = work.get(f"load-{arm}", 0.0) + _units(arm, load)
+    return work
 
 
 def _units(arm: str, load: Load) -> float:

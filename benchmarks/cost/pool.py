@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,13 @@ from benchmarks.cost.feeding import Fed, Feeder, words
 from benchmarks.cost.rows import Rows
 from benchmarks.cost.stack import ROLES, Pool
 from benchmarks.harness.progress import Bar, Clock
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, told
 from benchmarks.harness.usage import Gpu
 from policies.evidence import Evidence
 
 LATENCY, CAPACITY, QUEUEING = "latency", "capacity", "queueing"
+PHASE = "phase"
+"""Kind of work of the last two, for the clock."""
 LEVELS = (0.5, 0.8, 0.95)
 """Shares of the measured capacity at which queue delays are measured."""
 PATIENCE = 60.0
@@ -50,9 +53,12 @@ class Supply:
 class Phases:
     """Runs the phases of a started pool; every phase is one row, or, at one at a time, every generation is.
 
+    What breaks off is a row with its error, too.
+
     Args:
         seconds: how long a phase should take.
         share: of the audits, whose replay also takes the reference's own top 20 (`audit.full`).
+        waiting: how many phases have no row yet, those of other shares among them.
     """
 
     pool: Pool
@@ -65,50 +71,57 @@ class Phases:
     share: float
     seed: int
     known: set[tuple[Any, ...]] = field(default_factory=set)
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self._of = self.waiting
 
     async def latency(self, cells: Sequence[tuple[tuple[int, int], Evidence]], repeats: int) -> None:
         """One generation at a time, from the end of its response to its verdict."""
         for place, (cell, evidence) in enumerate(cells):
-            self.bar.show(f"latency {cell[0]}/{cell[1]}", place, len(cells), None)
+            each = self.clock.expected(LATENCY, 1)
+            left = None if each is None else each * repeats * (len(cells) - place) + self._left()
+            self.bar.show(f"latency {cell[0]}/{cell[1]}", place, len(cells), left)
             for number in range(repeats):
                 if (LATENCY, *cell, number) in self.known or not self.clock.fits(LATENCY, 1):
                     continue
+                row: Row = {"phase": LATENCY, "input_len": cell[0], "output_len": cell[1], "iter": number}
+                row |= {"share": self.share, "end_to_end_s": None, "verdict": ""}
                 began = time.monotonic()
-                fed = await self.feeder.feed(evidence)
-                await self.feeder.settle(PATIENCE)
-                await self.feeder.look_up([fed])
+                try:
+                    fed = await self.feeder.feed(evidence)
+                    await self.feeder.settle(PATIENCE)
+                    await self.feeder.look_up([fed])
+                except Exception as error:
+                    self.rows.append(row | {"error": told(error)})
+                    raise
                 self.clock.learn(LATENCY, 1, time.monotonic() - began)
-                self.rows.append(
-                    {
-                        "phase": LATENCY,
-                        "input_len": cell[0],
-                        "output_len": cell[1],
-                        "iter": number,
-                        "share": self.share,
-                        "end_to_end_s": fed.latency,
-                        "verdict": fed.verdict,
-                        "error": "" if fed.decided is not None else "no verdict",
-                    }
-                )
+                row |= {"end_to_end_s": fed.latency, "verdict": fed.verdict}
+                self.rows.append(row | {"error": "" if fed.decided is not None else "no verdict"})
 
     async def capacity(self, supply: Supply, count: int, *, warm: bool = False) -> Row:
         """All of `count` generations at once, until the last verdict. `warm` marks a run that only warms up."""
-        self.bar.show(f"capacity {supply.name}", 0, count, None)
-        before, began = self.pool.cpu(), time.monotonic()
-        fed = [await self.feeder.feed(supply[number]) for number in range(count)]
-        await self.feeder.settle(PATIENCE)
-        row = await self._row(CAPACITY, supply, fed, before, began)
+        with self._phase(CAPACITY, supply, counts=not warm, warm=warm):
+            before, began = self.pool.cpu(), time.monotonic()
+            fed = [await self.feeder.feed(supply[number]) for number in range(count)]
+            await self.feeder.settle(PATIENCE)
+            row = await self._row(CAPACITY, supply, fed, before, began)
         row |= {"offered_s": fed[-1].sent - fed[0].sent, "warm": warm}
         self.rows.append(row)
         return row
 
     async def queueing(self, supply: Supply, capacity: float, level: float) -> Row:
         """Poisson arrivals at a share of the capacity (generations a second), whatever the pool does."""
+        with self._phase(QUEUEING, supply, level=level, rate=capacity * level, queued_s=None):
+            row = await self._arrivals(supply, capacity, level)
+        self.rows.append(row)
+        return row
+
+    async def _arrivals(self, supply: Supply, capacity: float, level: float) -> Row:
         alone = await self._alone(supply)
         rng = np.random.default_rng([self.seed, round(1000 * level)])
         expected = max(capacity * level * self.seconds, 8)
         arrivals = np.cumsum(rng.exponential(1 / (capacity * level), math.ceil(expected)))
-        self.bar.show(f"{level:.0%} load {supply.name}", 0, len(arrivals), None)
         before, began = self.pool.cpu(), time.monotonic()
         fed: list[Fed] = []
         late = 0.0
@@ -129,8 +142,26 @@ class Phases:
             "latency_s": _quantiles([one.latency for one in counted]),
             "queued_s": _quantiles([max(one.latency - alone, 0.0) for one in counted if one.latency is not None]),
         }
-        self.rows.append(row)
         return row
+
+    @contextlib.contextmanager
+    def _phase(self, phase: str, supply: Supply, *, counts: bool = True, **more: Any) -> Iterator[None]:
+        """Says how far the run is, and keeps what broke a phase off."""
+        what = f"{more['level']:.0%} load" if "level" in more else phase
+        self.bar.show(f"{what} {supply.name}, share {self.share:g}", self._of - self.waiting, self._of, self._left())
+        began = self.clock.elapsed
+        try:
+            yield
+        except Exception as error:
+            self.rows.append(_broken(phase, supply, self.share) | more | {"error": told(error)})
+            raise
+        if counts:
+            self.clock.learn(PHASE, 1, self.clock.elapsed - began)
+            self.waiting -= 1
+
+    def _left(self) -> float:
+        """Seconds that all phases without a row take, at the pace of those before, or as long as they should."""
+        return self.waiting * (self.clock.expected(PHASE, 1) or self.seconds)
 
     async def _alone(self, supply: Supply) -> float:
         """Median seconds to the verdict of some of these answers, one at a time."""
@@ -166,6 +197,13 @@ class Phases:
             "gpu_percent": self.gpu.mean(began + 0.1 * seconds, began + 0.9 * seconds),
             "error": "" if len(decided) == len(fed) else f"{len(fed) - len(decided)} without a verdict",
         }
+
+
+def _broken(phase: str, supply: Supply, share: float) -> Row:
+    """A phase of which nothing came."""
+    measured = ("seconds", "per_s", "tokens_per_s", "steady_tokens_per_s", "latency_s", "gpu_percent")
+    none = {"generations": 0, "decided": 0, "tokens": 0, "verdicts": {}, "cpu_s": dict.fromkeys(ROLES, 0.0)}
+    return {"phase": phase, "load": supply.name, "share": share, **none, **dict.fromkeys(measured)}
 
 
 def _steady(fed: Sequence[Fed]) -> float | None:

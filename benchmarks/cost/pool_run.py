@@ -14,7 +14,7 @@ from benchmarks.cost.claims import FILE, Claims, grid_name, load_name
 from benchmarks.cost.feeding import Feeder
 from benchmarks.cost.metadata import Metadata
 from benchmarks.cost.plan import IDS, Load, loads
-from benchmarks.cost.pool import CAPACITY, LATENCY, LEVELS, QUEUEING, Phases, Supply
+from benchmarks.cost.pool import CAPACITY, LATENCY, LEVELS, PHASE, QUEUEING, Phases, Supply
 from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, read
 from benchmarks.cost.stack import Pool
 from benchmarks.harness.progress import Bar, Clock
@@ -53,8 +53,19 @@ async def run_pool(
             if share:
                 pool.reconfigure({"audit": tree["audit"] | {"full": share}})
             async with Feeder(pool) as feeder:
+                waiting = _waiting(rows, supplies)
                 phases = Phases(
-                    pool, feeder, gpu, rows, clock, bar, options.pool_seconds, share, options.seed, _known(rows)
+                    pool,
+                    feeder,
+                    gpu,
+                    rows,
+                    clock,
+                    bar,
+                    options.pool_seconds,
+                    share,
+                    options.seed,
+                    _known(rows),
+                    waiting,
                 )
                 complete = await _phases(options, phases, supplies, cells, folder) and complete
         pool.check()
@@ -72,20 +83,18 @@ async def _phases(
         name = supply.name
         capacity = _found(phases.rows, CAPACITY, name, phases.share)
         if capacity is None:
-            if not phases.clock.fits("phase", 1):
+            if not phases.clock.fits(PHASE, 1):
                 complete = False
                 continue
             count = _count(folder, supply, options.pool_seconds)
             await phases.capacity(supply, min(32, count), warm=True)
-            row = await phases.capacity(supply, count)
-            phases.clock.learn("phase", 1, row["seconds"])
-            capacity = row["per_s"]
+            capacity = (await phases.capacity(supply, count))["per_s"]
         if place or phases.share or not capacity:
             continue
         for level in LEVELS:
             if (QUEUEING, name, phases.share, level) in phases.known:
                 continue
-            if phases.clock.fits("phase", 1):
+            if phases.clock.fits(PHASE, 1):
                 await phases.queueing(supply, capacity, level)
             else:
                 complete = False
@@ -166,6 +175,13 @@ def _known(rows: Rows) -> set[tuple[Any, ...]]:
         elif row["phase"] == QUEUEING:
             known.add((QUEUEING, row["load"], row["share"], row["level"]))
     return known
+
+
+def _waiting(rows: Rows, supplies: Sequence[Supply]) -> int:
+    """Phases of any share that have no good row."""
+    known, first = _known(rows), supplies[0].name
+    levels = sum((QUEUEING, first, SHARES[0], level) not in known for level in LEVELS)
+    return levels + sum(_found(rows, CAPACITY, each.name, share) is None for share in SHARES for each in supplies)
 
 
 def _found(rows: Rows, phase: str, load: str, share: float) -> float | None:

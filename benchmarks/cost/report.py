@@ -1,4 +1,4 @@
-"""Everything that is made from rows: `latency_summary.csv`, `summary.md` and, with matplotlib, the plots."""
+"""Everything that is made from rows: each file of them as CSV, `latency_summary.csv`, `summary.md`, and the plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.cost.rows import GRID, LOAD, POOL, read
 from benchmarks.cost.summary import Grid, Times, lengths_of, ratio, ratio_interval
 from benchmarks.harness import metadata as written
 from benchmarks.harness.markdown import crossed, figure, table
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, write_csv
 
 NAMES = {
     WORKER: "worker: generation with logprobs, seconds",
@@ -35,6 +35,9 @@ def write(folder: Path, *, plots: bool = True) -> tuple[str, int]:
         CountersignError: a file of rows or the metadata is damaged.
     """
     rows, load, pool = (read(folder / name) for name in (GRID, LOAD, POOL))
+    for name, each in ((GRID, rows), (LOAD, load), (POOL, pool)):
+        if each:
+            write_csv((folder / name).with_suffix(".csv"), each)
     cells = summary.grid(rows)
     summary.write_csv(folder / "latency_summary.csv", cells)
     drawn: list[str] = []

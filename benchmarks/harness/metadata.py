@@ -90,9 +90,9 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def busy(metadata: Mapping[str, Any]) -> str:
-    """The mark of a result whose machine was busy before one of its runs; empty otherwise."""
+def busy(metadata: Mapping[str, Any], advice: str = "Do not quote these figures.") -> str:
+    """The mark of a result whose machine was busy before one of its runs, and what follows; empty otherwise."""
     loads = [run["load_before"] for run in metadata["runs"] if run.get("busy")]
     if not loads:
         return ""
-    return f"**Busy machine**: load {max(loads):.2f} before the start. Do not quote these figures."
+    return f"**Busy machine**: load {max(loads):.2f} before the start. {advice}"

@@ -60,13 +60,33 @@ def read(path: Path, columns: Collection[str] = ()) -> list[Row]:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV, the columns in the order in which they come; nothing for None, and for no rows an empty file."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    """Rows as CSV, the columns in the order in which they come; nothing for None, and for no rows an empty file.
+
+    What lies inside a value has a column of its own, `outer.inner`; lists are JSON.
+    """
+    lines = [dict(_flat(row)) for row in rows]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
         if columns:
             writer.writeheader()
-        writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+        writer.writerows(lines)
+
+
+def _flat(row: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield (
+                f"{outer}{name}",
+                json.dumps(value) if isinstance(value, list | tuple) else "" if value is None else value,
+            )
+
+
+def told(error: BaseException) -> str:
+    """What a row says of what broke it off."""
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def unplaced(value: Any) -> Any:

@@ -14,19 +14,29 @@ from policies.errors import CountersignError
 
 NAME = "bench"
 """Of the backend in the settings."""
+FEWEST_TOGETHER = 4
+"""Requests in flight of a calibration's second arm, at least: open loops meet each other, too."""
 
 
-def calibration(options: Namespace, config: Path, profile: Path) -> list[str]:
-    """The command line that measures what is then judged: this temperature, these lengths and forms, and no more."""
+def calibration(options: Namespace, config: Path, profile: Path, kept: Path) -> list[str]:
+    """The command line that measures what is then judged: this temperature, these loads, lengths and forms, and no
+    more. What it has measured is in `kept`, from which the same command goes on.
+    """
     lengths = sorted({lengths.answer for mix in options.mix for _, lengths in mix.parts})
+    prompt = max(mix.longest.prompt for mix in options.mix)
+    together = {1, max([*options.closed, *options.burst, FEWEST_TOGETHER])}
     words = {
         "--config": str(config),
         "--backend": NAME,
         "--requests": str(options.calibrate),
         "--temperatures": f"{options.temperature:g}",
+        "--concurrency": ",".join(map(str, sorted(together))),
         "--lengths": ",".join(map(str, lengths)),
+        # Three tokens for two words.
+        "--words": str(max(1, prompt * 2 // 3)),
         "--forms": "full" if options.full == 1 else "full,ids",
         "--replays": "1",
+        "--keep": str(kept.absolute()),
         "--output": str(profile.absolute()),
     }
     return ["calibrate", *(part for pair in words.items() for part in pair)]

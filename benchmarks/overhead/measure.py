@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.announced import Announced
 from benchmarks.harness.rows import Row, rounded
 from benchmarks.harness.usage import Gpu
-from benchmarks.overhead.announced import Announced
 from benchmarks.overhead.answer import Script
 from benchmarks.overhead.asking import COUNTED, Asking
 from benchmarks.overhead.cells import Cell, Lengths, Mix
 from benchmarks.overhead.client import Timed, closed_loop, open_loop
 from benchmarks.overhead.forwarding import Forwarder
 from benchmarks.overhead.stack import Stack
-from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, STEP, VERIFIED, Step
+from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, VERIFIED, Step
 from benchmarks.overhead.wire import PENDING, Response
 
 SETTLE_SECONDS = 60.0
@@ -67,15 +67,7 @@ class Bench:
         ended = time.monotonic()
         after, kept, more = self._stack.cpu(), self._stack.stored(), self._stack.replayed()
         row: Row = {
-            "what": STEP,
-            "round": step.round,
-            "audit": step.audit,
-            "arm": step.arm,
-            "cell": step.cell.name,
-            "kind": step.cell.kind,
-            "at": step.cell.at,
-            "mix": step.cell.mix.name,
-            "repeat": step.repeat,
+            **step.columns,
             "requests": len(timed),
             **self._requests(step, lengths, timed),
             "seconds": ended - began,

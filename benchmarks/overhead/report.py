@@ -42,17 +42,29 @@ def remake(folder: Path, plots: bool = True) -> tuple[str, int]:
         drawn = draw(folder, samples)
     text = summary(samples, rows, meta, drawn)
     (folder / SUMMARY).write_text(text, encoding="utf-8")
-    return text, sum(samples.failures.values()) + sum(bool(row["error"]) for row in rows)
+    return text, sum(samples.failures.values()) + len(broken(rows))
 
 
 def requests(rows: Sequence[Row]) -> list[Row]:
-    """One line per request."""
-    return [
-        {name: row[name] for name in _STEP} | {name: row[name][place] for name in _REQUEST}
-        for row in rows
-        if row["what"] == STEP and not row["error"]
-        for place in range(row["requests"])
-    ]
+    """One line per request, and one per step that broke off."""
+    found: list[Row] = []
+    for row in [row for row in rows if row["what"] == STEP]:
+        step = {name: row[name] for name in _STEP}
+        if row["error"]:
+            found.append(step | {"errors": row["error"]})
+        else:
+            found += [step | {name: row[name][place] for name in _REQUEST} for place in range(row["requests"])]
+    return found
+
+
+def broken(rows: Sequence[Row]) -> list[Row]:
+    """Rows of what broke off and was not measured since."""
+    good = {_key(row) for row in rows if not row["error"]}
+    return [row for row in rows if row["error"] and _key(row) not in good]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("what", *_STEP, "mix", "tool"))
 
 
 def summary(samples: Samples, rows: Sequence[Row], meta: dict[str, Any], drawn: Sequence[str] = ()) -> str:
@@ -62,8 +74,8 @@ def summary(samples: Samples, rows: Sequence[Row], meta: dict[str, Any], drawn: 
         parts += [tables.short(samples), *(f"![{name}]({name}.png)" for name in drawn)]
         parts += [tables.latency(samples, cell) for cell in samples.cells]
         parts += [tables.verdicts(samples), tables.costs(samples), tables.chunk_costs(samples)]
-        parts += [tables.traffic(samples, rows), agreement(rows), tables.errors(samples)]
-    parts.append(_notes(meta))
+        parts += [tables.traffic(samples, rows), agreement(rows)]
+    parts += [tables.errors(samples, broken(rows)), _notes(meta)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.announced import Announced
 from benchmarks.harness.metadata import FILE, Metadata
 from benchmarks.harness.progress import Bar, Clock
 from benchmarks.harness.rows import Row, Rows
 from benchmarks.harness.usage import Gpu
 from benchmarks.overhead import steps, witness
-from benchmarks.overhead.announced import Announced
 from benchmarks.overhead.answer import Script
 from benchmarks.overhead.asking import Asking
 from benchmarks.overhead.backend import SCRIPTED, Backend, chosen, environment, key, longest
@@ -22,12 +23,12 @@ from benchmarks.overhead.cells import Cell
 from benchmarks.overhead.command import BENCH, witness_cell
 from benchmarks.overhead.measure import Bench
 from benchmarks.overhead.report import ROWS
-from benchmarks.overhead.stack import Stack
+from benchmarks.overhead.stack import KEPT, PROFILE, Stack
 from benchmarks.overhead.steps import BYTES, Step
 from benchmarks.overhead.upstream import precise_loop
 from policies.errors import CountersignError
 
-KEPT = ("reference", "endpoint", "temperature", "full", "calibrate", "workers", "seed", "first", "gap")
+SAME = ("reference", "endpoint", "temperature", "full", "calibrate", "workers", "seed", "first", "gap")
 """Options that must be the same in all runs of a folder."""
 
 
@@ -36,8 +37,9 @@ def measure(options: argparse.Namespace, planned: Sequence[Step], began: str, lo
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
     if not options.resume:
-        for name in (ROWS, FILE):
+        for name in (ROWS, FILE, PROFILE):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / KEPT, ignore_errors=True)
     backend = chosen(options)
     rows = Rows(folder / ROWS)
     clock, bar = Clock(options.time_limit), Bar(BENCH)
@@ -46,7 +48,7 @@ def measure(options: argparse.Namespace, planned: Sequence[Step], began: str, lo
         return True
     metadata = Metadata(folder / FILE, BENCH, _what(options, backend), _shown(options), began=began, load=load)
     bar.say(f"starting everything; {len(todo)} of {len(planned)} steps to go")
-    with Stack(options, backend) as stack, Gpu() as gpu:
+    with Stack(options, backend, bar.say) as stack, Gpu() as gpu:
         metadata.note(ready_s=round(clock.elapsed, 1))
         bar.say(f"ready after {clock.elapsed:.0f} s; warming up")
         with asyncio.Runner(loop_factory=precise_loop) as runner:
@@ -86,6 +88,7 @@ async def _steps(
     bar: Bar,
 ) -> bool:
     audit: float | None = None
+    complete = True
     for place, step in enumerate(todo):
         kind = f"{step.arm} {step.cell.name}"
         if not clock.fits(kind, 1):
@@ -94,11 +97,19 @@ async def _steps(
             audit = step.audit
             await asyncio.to_thread(stack.audit, audit)
         bar.show(str(step), place, len(todo), _left(clock, todo[place:]))
-        row = await bench.step(step)
+        try:
+            row = await bench.step(step)
+        except Exception as error:
+            rows.append(step.broken(error))
+            if isinstance(error, CountersignError):
+                raise
+            bar.say(f"{step} broke off: {error}")
+            complete = False
+            continue
         clock.learn(kind, 1, row["seconds"])
         rows.append(row)
     bar.show("measured", len(todo), len(todo), None, last=True)
-    return True
+    return complete
 
 
 def _left(clock: Clock, todo: Sequence[Step]) -> float | None:
@@ -137,7 +148,11 @@ async def _witness(options: argparse.Namespace, stack: Stack, bench: Bench, rows
                 f"witness: {run.tool}, {run.arm}", place, len(planned), clock.left({run.tool: len(planned) - place})
             )
             began = clock.elapsed
-            rows.append(await _heard(options, stack, bench, tool, run, cell, audit))
+            try:
+                rows.append(await _heard(options, stack, bench, tool, run, cell, audit))
+            except Exception as error:
+                rows.append(witness.broken(run, error))
+                raise
             clock.learn(run.tool, 1, clock.elapsed - began)
     return True
 
@@ -193,7 +208,7 @@ def _bench(options: argparse.Namespace, stack: Stack, announced: Announced, gpu:
 
 
 def _what(options: argparse.Namespace, backend: Backend) -> dict[str, Any]:
-    kept = {name: getattr(options, name) for name in KEPT}
+    kept = {name: getattr(options, name) for name in SAME}
     kept["profile"] = None if options.profile is None else options.profile.name
     model = backend.model if backend.folder is None else backend.folder.name
     return kept | {"backend": backend.kind, "model": model, "runtime": backend.runtime, "engine": options.engine}

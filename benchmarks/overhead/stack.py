@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from redis import Redis
 
 from benchmarks.children import Children, counted
 from benchmarks.demo.processes import free_ports
+from benchmarks.harness.progress import LOG_EVERY
 from benchmarks.harness.usage import descendants, family, memory_bytes, tree_seconds
 from benchmarks.overhead.asking import COUNTED, PATHS
 from benchmarks.overhead.backend import SCRIPTED, Backend, environment
@@ -37,18 +39,21 @@ START_SECONDS = 60.0
 ENGINE_SECONDS = 540.0
 """What a server or a reference gets to load."""
 RELOAD_SECONDS = 20.0
-PROFILE = "profile.json"
-"""What --calibrate makes, in the output folder."""
+PROFILE, KEPT = "profile.json", "calibration"
+"""What --calibrate makes, in the output folder; and what it has measured so far, until that is made."""
 ROLES = ("proxy", "plain", "verify", "replay", "engine", "store")
 """Of processes whose CPU is told apart: the proxy; the one that verifies nothing; CPU workers; the replay process; its
 engine's own processes; Valkey."""
+Say = Callable[[str], None]
 COUNTERSIGN = (sys.executable, "-m", "countersign")
+_MEASURED = re.compile(r"^.*\d+ of \d+ answers, .*$", re.MULTILINE)
+"""What a calibration says of how far it is."""
 _READY = "ready: "
 """What a worker logs before it takes work."""
 
 
 class Stack:
-    """Starts what the arms need; a context manager.
+    """Starts what the arms need; a context manager. It `say`s what it waits for.
 
     Attributes:
         urls: `direct`, `plain`, `proxy` and `counted`, without `/v1`.
@@ -57,8 +62,9 @@ class Stack:
         CountersignError: a process did not start; the text ends with the tail of its log.
     """
 
-    def __init__(self, options: Namespace, backend: Backend) -> None:
+    def __init__(self, options: Namespace, backend: Backend, say: Say = lambda _: None) -> None:
         self._options = options
+        self._say = say
         # A short name: a Unix socket's path goes below it and may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="cs-bench-"))
         self._children = Children(self.folder, environment(options) if backend.kind != SCRIPTED else None)
@@ -157,6 +163,7 @@ class Stack:
             return backend.url
         if backend.kind == SCRIPTED:
             return f"http://127.0.0.1:{self._children.port('backend', backend.command)}"
+        self._say("starting the backend")
         port = free_port()
         self._children.start("backend", [*backend.command, "--port", str(port)])
         url = f"http://127.0.0.1:{port}"
@@ -175,6 +182,7 @@ class Stack:
         if self._options.calibrate and self._options.profile is None:
             self._options.profile = self._calibrated()
         self._write(max(self._options.audit))
+        self._say("starting proxy and workers" + (", and what replays" if self.replays else ""))
         if self.replays:
             self._start_worker("replay", "--only", "replay", config="replay")
         self._start_worker("verify", "--only", "verify", "--processes", str(self._options.workers))
@@ -196,16 +204,32 @@ class Stack:
         tree = settings(self._options, self.backend, self.urls, self._redis_url, self._proxy_port, 0.0)
         tree["backends"] = [tree["backends"][0] | {"trusted": True}]
         self._save("calibrate", tree)
-        words = calibration(self._options, self._path("calibrate"), profile)
-        child = self._children.start("calibrate", [*COUNTERSIGN, *words])
-        try:
-            code = child.wait(ENGINE_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = -1
+        kept = self._options.output / KEPT
+        words = calibration(self._options, self._path("calibrate"), profile, kept)
+        self._say("calibrating: starting what replays")
+        code = self._followed(self._children.start("calibrate", [*COUNTERSIGN, *words]))
         self._children.kill("calibrate")
         if code:
             raise CountersignError(f"calibrate did not end well\n{self._children.tail('calibrate')}")
+        shutil.rmtree(kept, ignore_errors=True)
         return profile
+
+    def _followed(self, child: subprocess.Popen[bytes]) -> int:
+        """Say how far a calibration is until it ends; its exit code, or −1 when it stands still."""
+        told, since = "", time.monotonic()
+        spoken = since
+        while (code := child.poll()) is None:
+            now = time.monotonic()
+            lines = _MEASURED.findall(self._children.tail("calibrate"))
+            if lines and lines[-1] != told:
+                told, since = lines[-1], now
+                if now - spoken >= LOG_EVERY:
+                    spoken = now
+                    self._say(f"calibrating: {told}")
+            if now - since > ENGINE_SECONDS:
+                return -1
+            time.sleep(0.5)
+        return code
 
     def _start_proxy(self, name: str, url: str) -> None:
         config = "countersign" if name == "proxy" else name

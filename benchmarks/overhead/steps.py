@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.plan import shuffled
-from benchmarks.harness.rows import Row
+from benchmarks.harness.rows import Row, told
 from benchmarks.overhead.cells import Cell
 
 DIRECT, PLAIN, ASYNC, INLINE = "direct", "plain", "async", "inline"
@@ -35,6 +35,25 @@ class Step:
     def key(self) -> Key:
         """Tells it from every other one."""
         return self.round, self.audit, self.arm, self.cell.name, self.repeat
+
+    @property
+    def columns(self) -> Row:
+        """What its row says of it."""
+        return {
+            "what": STEP,
+            "round": self.round,
+            "audit": self.audit,
+            "arm": self.arm,
+            "cell": self.cell.name,
+            "kind": self.cell.kind,
+            "at": self.cell.at,
+            "mix": self.cell.mix.name,
+            "repeat": self.repeat,
+        }
+
+    def broken(self, error: Exception) -> Row:
+        """Its row where it came to nothing."""
+        return self.columns | {"requests": 0, "error": told(error)}
 
     def __str__(self) -> str:
         return f"round {self.round}, audit {self.audit:.0%}: {self.arm}, {self.cell.name}"

@@ -227,11 +227,12 @@ def _stored(samples: Samples) -> list[list[str]]:
     return lines
 
 
-def errors(samples: Samples) -> str:
-    """What went wrong."""
+def errors(samples: Samples, broken: Sequence[Row]) -> str:
+    """What went wrong: of requests, and what broke off whole."""
     found = samples.failures
     words = Counter(word for row in samples.rows for word in row["verdicts"] if word)
     said = ", ".join(f"{count} {word}" for word, count in words.most_common()) or "none"
     lines = [f"{sum(found.values())} errors in {samples.requests} requests. Verdicts: {said}."]
     lines += [f"* {arm}: {error}, {count} times" for (arm, error), count in found.most_common()]
+    lines += [f"* {row['arm']}, {row.get('cell', row['what'])}, broke off: {row['error']}" for row in broken]
     return "## Errors\n\n" + "\n".join(lines)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.plan import shuffled
-from benchmarks.harness.rows import Row, rounded
+from benchmarks.harness.rows import Row, rounded, told
 from benchmarks.overhead.asking import PATHS, Endpoint
 from benchmarks.overhead.cells import Cell
 from benchmarks.overhead.steps import DIRECT, PLAIN, VERIFIED, Step
@@ -68,6 +68,11 @@ def row_of_ours(run: Run, row: Row) -> Row:
         for name in METRICS
     }
     return _row(run, row["requests"], samples, "" if all(good) else f"{good.count(False)} requests failed")
+
+
+def broken(run: Run, error: Exception) -> Row:
+    """The row of a run that came to nothing."""
+    return _row(run, 0, {name: [] for name in METRICS}, told(error))
 
 
 def _row(run: Run, requests: int, samples: Mapping[str, Sequence[float]], error: str) -> Row:

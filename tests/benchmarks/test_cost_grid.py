@@ -112,8 +112,18 @@ def test_loads_run_the_worker_first_and_keep_its_answers(tmp_path: Path) -> None
     def runner() -> Loads:
         return Loads(engine, rows, claims, Clock(), Bar("cost", io.StringIO()), top_k=20, seed=5, worker=True)
 
+    shown: list[tuple[int, int, float | None]] = []
+
+    class Watched(Bar):
+        def show(self, what: str, done: int, total: int, left: float | None, *, last: bool = False) -> None:
+            shown.append((done, total, left))
+
     first = runner()
+    first._bar = Watched("cost", io.StringIO())
     assert first.run([load], LOAD_ARMS, 2)
+    assert [(done, total) for done, total, _ in shown] == [(done, 10) for done in range(10)]
+    assert shown[0][2] is None, "nothing is known yet"
+    assert any(left is not None and left > 0 for _, _, left in shown)
     # Each arm warms up once, on short answers; generation runs once, replays twice.
     assert len(list(rows)) == 2 + 4 * 2
     assert next(iter(rows))["arm"] == WORKER

@@ -5,21 +5,24 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.cost import report
 from benchmarks.cost.arms import BACKEND, MODEL
 from benchmarks.cost.feeding import Fed, Feeder, words
-from benchmarks.cost.pool import CAPACITY, LATENCY, QUEUEING, Phases, Supply
-from benchmarks.cost.rows import Rows, read
+from benchmarks.cost.pool import CAPACITY, LATENCY, LEVELS, QUEUEING, Phases, Supply
+from benchmarks.cost.pool_run import _known, _waiting
+from benchmarks.cost.rows import POOL, Rows, read
 from benchmarks.cost.stack import ROLES, Pool
 from benchmarks.harness.progress import Bar, Clock
 from benchmarks.harness.usage import Gpu, cpu_seconds, descendants
-from policies.errors import CountersignError
+from policies.errors import CountersignError, StoreUnavailable
 from policies.evidence import Evidence
 from tests.benchmarks.cost_toy import prompt
 from tests.verifier_pool.toy import answer
@@ -96,10 +99,42 @@ async def test_below_capacity_arrivals_do_not_wait_for_the_pool(pool: Pool, tmp_
     assert 0 <= row["queued_s"]["p50"] <= row["latency_s"]["p50"]
 
 
+@pytest.mark.parametrize("phase", [LATENCY, CAPACITY, QUEUEING])
+async def test_a_phase_that_breaks_off_is_a_row_and_is_run_again(
+    phase: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, shown = tmp_path / POOL, io.StringIO()
+    async with phases_of(pool, path) as phases:
+        phases.bar, phases.waiting = Bar("cost", shown), 3
+
+        async def gone(evidence: Evidence) -> Fed:
+            raise StoreUnavailable("no store")
+
+        monkeypatch.setattr(phases.feeder, "feed", gone)
+        run: dict[str, Coroutine[Any, Any, Any]] = {
+            LATENCY: phases.latency([((8, 16), _answer(16))], 1),
+            CAPACITY: phases.capacity(SUPPLY, 3),
+            QUEUEING: phases.queueing(SUPPLY, 20.0, 0.5),
+        }
+        with pytest.raises(StoreUnavailable):
+            await run.pop(phase)
+        for other in run.values():
+            other.close()
+    (row,) = read(path)
+    assert (row["phase"], row["error"]) == (phase, "StoreUnavailable: no store")
+    assert not _known(Rows(path))
+    assert _waiting(Rows(path), [SUPPLY]) == len(LEVELS) + 2
+    text, failed = report.write(tmp_path)
+    assert failed == 1
+    assert "StoreUnavailable: no store" in text
+    if phase != LATENCY:
+        assert "about 3 s left" in shown.getvalue(), "three phases of a second each"
+
+
 async def test_what_gets_no_verdict_is_missing(pool: Pool) -> None:
     async with Feeder(pool) as feeder:
         fed = await feeder.feed(_answer(16))
-        feeder._open["never"] = lost = Fed("never", 1, time.time())
+        feeder._open["never"] = lost = Fed("never", 1, time.monotonic())
         await feeder.settle(1.0)
         await feeder.look_up([fed, lost])
     assert fed.decided is not None

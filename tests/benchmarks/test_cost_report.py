@@ -17,7 +17,7 @@ from benchmarks.cost.plots import CURVES, DELAYS, HEAT
 from benchmarks.cost.rows import GRID, LOAD, POOL, Rows, grid_row, read
 from benchmarks.cost.summary import LMCV_COLUMNS, Times
 from benchmarks.harness.metadata import read as load_metadata
-from benchmarks.harness.rows import unplaced
+from benchmarks.harness.rows import unplaced, write_csv
 from policies.errors import CountersignError
 from tests.benchmarks.cost_results import write_rows
 
@@ -121,6 +121,9 @@ def test_reporting_again_changes_nothing(results: Path) -> None:
     files = sorted(path for path in results.iterdir() if path.is_file())
     assert {path.name for path in files} >= {
         "latency_raw.jsonl",
+        "latency_raw.csv",
+        "load_raw.csv",
+        "pool_raw.csv",
         "latency_summary.csv",
         "summary.md",
         "metadata.json",
@@ -140,6 +143,19 @@ def test_reporting_again_changes_nothing(results: Path) -> None:
     assert {path.name: path.read_bytes() for path in files} == before
 
 
+@pytest.mark.parametrize("name", [GRID, LOAD, POOL])
+def test_every_row_is_a_line_of_csv_also_one_that_failed(name: str, results: Path) -> None:
+    report.write(results, plots=False)
+    rows = read(results / name)
+    with (results / name).with_suffix(".csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["error"] for line in lines] == [row["error"] for row in rows]
+    assert any(line["error"] for line in lines) or name == POOL
+    if name == POOL:
+        assert lines[1]["latency_s.p99"] == "0.08"
+        assert lines[1]["cpu_s.verify"] == "0.5"
+
+
 def test_report_of_a_folder_needs_no_engine(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--report", str(results), "--no-plots"]) == 1, "two rows hold errors"
     assert "## Worker ÷ verifier" in capsys.readouterr().out
@@ -154,6 +170,9 @@ def test_the_committed_page_and_table_come_from_the_committed_rows(tmp_path: Pat
     cells = summary.grid(rows)
     summary.write_csv(tmp_path / "again.csv", cells)
     assert (tmp_path / "again.csv").read_bytes() == (COMMITTED / "latency_summary.csv").read_bytes()
+    for name, each in ((GRID, rows), (LOAD, load), (POOL, pool)):
+        write_csv(tmp_path / "again.csv", each)
+        assert (tmp_path / "again.csv").read_bytes() == (COMMITTED / name).with_suffix(".csv").read_bytes()
     plots = [name for name in (HEAT, CURVES, DELAYS) if (COMMITTED / f"{name}.png").exists()]
     text = report.page(cells, rows, load, pool, load_metadata(COMMITTED / "metadata.json"), plots)
     assert text.encode() == (COMMITTED / "summary.md").read_bytes()

@@ -151,6 +151,8 @@ def test_rows_as_csv(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows.write_csv(path, [{"a": 1, "b": None}, {"a": 0.5, "c": "x"}])
     assert path.read_text() == "a,b,c\n1,,\n0.5,,x\n"
+    rows.write_csv(path, [{"a": {"b": {"c": 1}, "d": None}, "e": [1, "x"]}, {"a": None}])
+    assert path.read_text() == 'a.b.c,a.d,e,a\n1,,"[1, ""x""]",\n,,,\n'
     rows.write_csv(path, [])
     assert path.read_text() == ""
     assert rows.rounded({"a": [0.12345, None, 3]}) == {"a": [0.123, None, 3]}

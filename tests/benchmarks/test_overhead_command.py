@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.calibration import arguments
 from benchmarks.harness import config
 from benchmarks.overhead import command, steps
 from benchmarks.overhead.backend import Backend, chosen
-from benchmarks.overhead.layout import calibration, settings
+from benchmarks.overhead.layout import FEWEST_TOGETHER, calibration, settings
 from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.run import _shown
 from benchmarks.overhead.stack import Stack
@@ -99,11 +100,48 @@ def test_the_settings_of_every_arm_can_be_used(tmp_path: Path) -> None:
 
 def test_a_profile_is_made_of_what_is_then_judged(tmp_path: Path) -> None:
     given = ["--mix", "64/32+64/48", "--temperature", "0.8", "--reference", "same", "--calibrate", "16", "--full", "1"]
-    words = calibration(read("--closed", "1", *given), tmp_path / "c.yaml", tmp_path / "p.json")
-    found = arguments.parser("").parse_args(words[1:])
+    files = tmp_path / "c.yaml", tmp_path / "p.json", tmp_path / "kept"
+    found = arguments.parser("").parse_args(calibration(read("--closed", "1", "16", *given), *files)[1:])
     assert (found.requests, found.temperatures, found.lengths, found.forms) == (16, (0.8,), (32, 48), ("full",))
+    assert (found.concurrency, found.words, found.keep) == ((1, 16), 42, files[2])
+    found = arguments.parser("").parse_args(calibration(read("--rate", "2", *given), *files)[1:])
+    assert found.concurrency == (1, FEWEST_TOGETHER)
     with pytest.raises(CountersignError, match="--calibrate needs"):
         command.planned_steps(read("--closed", "1", "--calibrate", "16"))
+
+
+def test_a_calibration_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.overhead.stack.LOG_EVERY", 0.0)
+    heard, said = tmp_path / "heard", list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        heard.touch()
+
+    line = "bench, batch 1, T=0.8: asking; 3 of 32 answers, 0 replayed, about 9 s left"
+    code = (
+        "import os, sys, time\n"
+        f"print('INFO something of the engine')\nprint({line!r})\nprint('INFO more of it', flush=True)\n"
+        f"while not os.path.exists({str(heard)!r}): time.sleep(0.02)\n"
+        "sys.exit(4)"
+    )
+    options = read("--closed", "1")
+    stack = Stack(options, chosen(options), say)
+    try:
+        assert stack._followed(stack._children.start("calibrate", [sys.executable, "-c", code])) == 4
+    finally:
+        stack.stop()
+    assert said == [f"calibrating: {line}"]
+
+
+def test_a_calibration_that_stands_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.overhead.stack.ENGINE_SECONDS", 0.0)
+    options = read("--closed", "1")
+    stack = Stack(options, chosen(options))
+    try:
+        assert stack._followed(stack._children.start("calibrate", ["sleep", "600"])) == -1
+    finally:
+        stack.stop()
 
 
 def test_no_address_and_no_folder_goes_into_the_metadata(tmp_path: Path) -> None:

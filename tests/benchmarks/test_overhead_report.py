@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from argparse import Namespace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from benchmarks.harness.rows import Row
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.rows import Row, Rows
 from benchmarks.overhead.agreement import agreement
+from benchmarks.overhead.cells import Cell, mixes
+from benchmarks.overhead.measure import Bench
 from benchmarks.overhead.report import CSV, ROWS, SUMMARY, remake, summary
+from benchmarks.overhead.run import _steps
 from benchmarks.overhead.samples import Arm, Samples, split
-from benchmarks.overhead.steps import DIRECT, INLINE, PLAIN
-from benchmarks.overhead.witness import OURS, THEIRS
+from benchmarks.overhead.stack import Stack
+from benchmarks.overhead.steps import DIRECT, INLINE, PLAIN, Step, done, left
+from benchmarks.overhead.witness import OURS, THEIRS, Run, broken
+from policies.errors import CountersignError
 from tests.benchmarks.overhead_rows import META, heard, rows, step
 
 
@@ -73,6 +82,63 @@ def test_failures_are_counted_and_left_out() -> None:
     text = page([*rows(), bad, lost])
     assert "* async: timeout, 1 times" in text
     assert "* inline: a step ended without all verdicts, 1 times" in text
+
+
+def test_what_broke_off_is_told_until_it_is_measured(tmp_path: Path) -> None:
+    mix = mixes("32/64")
+    lost = Step(8, 0.0, "async", Cell("closed", 4, mix, 25)).broken(ValueError("no number at /some/folder/f"))
+    unheard = broken(Run(1, THEIRS, DIRECT), OSError("gone"))
+    (tmp_path / "metadata.json").write_text(json.dumps(META))
+
+    def remade(found: list[Row]) -> tuple[str, int]:
+        kept = Rows(tmp_path / ROWS)
+        kept.path.unlink(missing_ok=True)
+        for row in found:
+            kept.append(row)
+        return remake(tmp_path, plots=False)
+
+    text, failed = remade([lost, unheard, *rows()])
+    assert failed == 2
+    assert "* async, closed 4 32/64, broke off: ValueError: no number at f" in text
+    assert "* direct, witness, broke off: OSError: gone" in text
+    assert done([lost]) == set()
+    with (tmp_path / CSV).open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["errors"] for line in lines if line["errors"]] == ["ValueError: no number at f"]
+    assert len(lines) == 7 * 4 * 2 * 25 + 1
+    text, failed = remade([lost, unheard, *rows(8), heard(THEIRS, DIRECT, 1, 3.0)])
+    assert failed == 0
+    assert "broke off" not in text
+
+
+async def test_a_step_that_breaks_off_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    planned = [Step(number, 0.0, DIRECT, Cell("closed", 4, mixes("32/64"), 25)) for number in (1, 2, 3)]
+
+    class Unsteady:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        async def step(self, found: Step) -> Row:
+            if found.round == 2:
+                raise self.error
+            return step(DIRECT, found.round)
+
+    class Still:
+        def audit(self, rate: float) -> None:
+            pass
+
+    async def run(error: Exception, name: str) -> tuple[bool, Rows]:
+        kept, bench, stack = Rows(tmp_path / name), cast(Bench, Unsteady(error)), cast(Stack, Still())
+        found = _steps(Namespace(), stack, bench, planned, kept, Clock(), Bar("overhead", io.StringIO()))
+        return await found, kept
+
+    complete, kept = await run(ValueError("odd"), "a")
+    assert not complete
+    assert [row["error"] for row in kept] == ["", "ValueError: odd", ""]
+    assert left(planned, done(kept)) == planned[1:2]
+    with pytest.raises(CountersignError, match="ended"):
+        await run(CountersignError("proxy ended"), "b")
+    assert [row["error"] for row in Rows(tmp_path / "b")] == ["", "CountersignError: proxy ended"]
 
 
 def test_a_busy_machine_is_marked() -> None:
