@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,19 @@ import numpy as np
 import pytest
 
 from benchmarks import command as benches
+from benchmarks.harness.progress import Bar, Clock
+from benchmarks.harness.rows import Rows, write_csv
 from benchmarks.harness.statistics import Figure
 from benchmarks.overhead import command as overhead
 from benchmarks.overhead.answer import Ask, paced
 from benchmarks.overhead.client import Timed
 from benchmarks.overhead.relay import command, report
 from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
-from benchmarks.overhead.relay.measure import Bench, Burst, chunks_between, turns
+from benchmarks.overhead.relay.measure import Bench, Burst, Turn, chunks_between, turns
 from benchmarks.overhead.relay.stack import Cores, RelayStack
 from benchmarks.overhead.upstream import precise_loop
 from benchmarks.overhead.wire import Response
+from policies.errors import CountersignError
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "relay"
 METADATA: dict[str, Any] = {
@@ -159,6 +165,60 @@ def test_what_has_a_row_is_not_measured_again(tmp_path: Path, capsys: pytest.Cap
     assert {turn.arm for turn in command._left(arguments, planned)} == {"floor"}
     assert command.main([*run, "--dry-run"]) == 0
     assert "21 steps, of which 14 are measured already" in capsys.readouterr().out
+
+
+class Unsteady:
+    """A bench of which every burst through the proxy comes to nothing, as often as it shall."""
+
+    def __init__(self, error: Exception, times: int) -> None:
+        self.error, self.times = error, times
+
+    async def warm_up(self) -> None:
+        pass
+
+    async def burst(self, turn: Turn) -> Burst:
+        if turn.arm == "proxy" and self.times:
+            self.times -= 1
+            raise self.error
+        return replace(burst(turn.arm, turn.round), repeat=turn.repeat)
+
+
+def run(bench: Any, folder: Path) -> bool:
+    arguments = command.parser().parse_args(["--output", str(folder), "--streams", "32", "--rounds", "2"])
+    todo = command._left(arguments, command.planned_turns(arguments))
+    rows = Rows(folder / report.ROWS)
+    return asyncio.run(command._run(bench, todo, rows, Clock(), Bar("relay", io.StringIO())))
+
+
+def test_a_burst_that_breaks_off_is_a_row_and_is_measured_again(tmp_path: Path) -> None:
+    made(tmp_path, [])
+    assert not run(Unsteady(OSError("nobody at /some/folder/socket"), 1), tmp_path)
+    (lost,) = [each for each in report.read(tmp_path) if each.broken]
+    assert (lost.arm, lost.errors) == ("proxy", {"OSError: nobody at socket": 32})
+    page = report.remake(tmp_path, plots=False)
+    assert "* Countersign, 32 streams: OSError: nobody at socket, 32 times" in page
+    with (tmp_path / report.CSV).open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["error"] for line in lines].count("OSError: nobody at socket") == 32
+    assert len(lines) == 2 * 3 * 32
+    assert run(Unsteady(OSError(), 0), tmp_path)
+    assert not [each for each in report.read(tmp_path) if each.broken]
+    assert len((tmp_path / report.ROWS).read_text().splitlines()) == 2 * 3 + 1
+    assert "broke" not in report.remake(tmp_path, plots=False)
+
+
+def test_a_process_that_ends_ends_the_run_and_leaves_its_row(tmp_path: Path) -> None:
+    made(tmp_path, [])
+    with pytest.raises(CountersignError, match="proxy ended"):
+        run(Unsteady(CountersignError("proxy ended with code 1"), 9), tmp_path)
+    assert [each.errors for each in report.read(tmp_path) if each.broken] == [
+        {"CountersignError: proxy ended with code 1": 32}
+    ]
+
+
+def test_the_committed_lines_are_made_of_the_committed_rows(tmp_path: Path) -> None:
+    write_csv(tmp_path / report.CSV, [line for each in report._every(RESULT) for line in report._requests(each)])
+    assert (tmp_path / report.CSV).read_bytes() == (RESULT / report.CSV).read_bytes()
 
 
 def test_the_committed_page_is_made_of_the_committed_rows() -> None:

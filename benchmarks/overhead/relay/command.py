@@ -28,6 +28,7 @@ from benchmarks.overhead.relay.loads import LOADS, WARM, Load
 from benchmarks.overhead.relay.measure import Bench, Turn, turns
 from benchmarks.overhead.relay.stack import RelayStack, litellm_version
 from benchmarks.overhead.upstream import precise_loop
+from policies.errors import CountersignError
 
 BENCH = "relay"
 _PACKAGES = ("countersign", "uvicorn", "uvloop", "httptools", "aiohttp")
@@ -124,7 +125,7 @@ def command(arguments: argparse.Namespace) -> str:
 def _left(arguments: argparse.Namespace, planned: Sequence[Turn]) -> list[Turn]:
     known = set()
     if arguments.resume and (arguments.output / report.ROWS).exists():
-        known = {burst.key for burst in report.read(arguments.output)}
+        known = {burst.key for burst in report.read(arguments.output) if not burst.broken}
     return [turn for turn in planned if turn.key not in known]
 
 
@@ -178,17 +179,26 @@ def _chunk_bytes(tokens: int) -> int:
 async def _run(bench: Bench, todo: Sequence[Turn], rows: Rows, clock: Clock, bar: Bar) -> bool:
     bar.say("warming up")
     await bench.warm_up()
+    complete = True
     for place, turn in enumerate(todo):
         kind = f"{turn.arm} {turn.load.streams} {turn.load.warm}"
         if not clock.fits(kind, 1):
             return False
         bar.show(str(turn), place, len(todo), sum(each.load.seconds + _SETTLING for each in todo[place:]))
         began = clock.elapsed
-        found = await bench.burst(turn)
+        try:
+            found = await bench.burst(turn)
+        except Exception as error:
+            rows.append(turn.broken(error).line())
+            if isinstance(error, CountersignError):
+                raise
+            bar.say(f"{turn} broke off: {error}")
+            complete = False
+            continue
         clock.learn(kind, 1, clock.elapsed - began)
         rows.append(found.line())
     bar.show("measured", len(todo), len(todo), None, last=True)
-    return True
+    return complete
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from benchmarks.harness.plan import shuffled
+from benchmarks.harness.rows import told, unplaced
 from benchmarks.harness.usage import cpu_seconds, family, resident_bytes
 from benchmarks.overhead.answer import MODEL, paced
 from benchmarks.overhead.client import Target, Timed, burst
@@ -22,6 +23,8 @@ from benchmarks.overhead.relay.stack import KEY, RelayStack
 PATIENCE_SECONDS = 60.0
 _QUIET_SECONDS = 0.1
 _SETTLED = 0.002
+UNRECORDED = "unrecorded"
+"""An error of answers that came whole, and whose evidence was not kept."""
 
 
 Key = tuple[int, str, int, bool, int]
@@ -40,6 +43,13 @@ class Turn:
     def key(self) -> Key:
         """As its burst's."""
         return self.round, self.arm, self.load.streams, self.load.warm, self.repeat
+
+    def broken(self, error: Exception) -> Burst:
+        """What is kept of it where it came to nothing."""
+        streams = self.load.streams
+        found = Burst(self.round, streams, self.arm, streams, warm=self.load.warm, repeat=self.repeat, broken=True)
+        found.errors = {unplaced(told(error)): streams}
+        return found
 
     def __str__(self) -> str:
         each = f"one request each {1000 * self.load.spacing:g} ms" if self.load.warm else f"{self.load.streams} streams"
@@ -75,6 +85,7 @@ class Burst:
         gaps_ms: p50, p99 and the longest of all times between two tokens of a stream.
         cpu_ms: from the first request until the process had nothing to do any more.
         window_cpu_ms, window_chunks: while every stream flowed and none began or ended.
+        broken: nothing came of it; `errors` says why.
     """
 
     round: int
@@ -91,6 +102,7 @@ class Burst:
     errors: dict[str, int] = field(default_factory=dict)
     warm: bool = False
     repeat: int = 0
+    broken: bool = False
 
     @property
     def key(self) -> Key:
@@ -99,7 +111,8 @@ class Burst:
 
     def line(self) -> dict[str, Any]:
         """As it is written, numbers rounded to what they mean."""
-        return {name: _rounded(value) for name, value in asdict(self).items()}
+        found = {name: _rounded(value) for name, value in asdict(self).items()}
+        return found if self.broken else {name: value for name, value in found.items() if name != "broken"}
 
 
 class Bench:
@@ -140,7 +153,7 @@ class Bench:
         found.cpu_ms = 1000 * (meter.cpu() - before)
         _read(found, timed, load)
         if (more := int(self._unrecorded(arm) - unrecorded)) > 0:
-            found.errors["unrecorded"] = more
+            found.errors[UNRECORDED] = more
         if len(marks) == 2:
             (start, cpu, _), (end, after, resident) = marks
             found.window_cpu_ms, found.resident_mib = 1000 * (after - cpu), resident / 2**20

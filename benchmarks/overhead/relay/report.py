@@ -14,7 +14,8 @@ from benchmarks.harness.rows import read as read_rows
 from benchmarks.harness.rows import write_csv
 from benchmarks.harness.statistics import Figure, Rounds, added_median, added_quantile, median, median_of_medians
 from benchmarks.overhead.relay.loads import FIRST_SECONDS, LOADS, WARM, Load
-from benchmarks.overhead.relay.measure import Burst
+from benchmarks.overhead.relay.measure import UNRECORDED, Burst
+from policies.errors import CountersignError
 
 LABELS = {"direct": "direct", "proxy": "Countersign", "litellm": "LiteLLM", "floor": "a bare forwarder"}
 COMMAND = "countersign bench relay"
@@ -26,7 +27,7 @@ _CHUNK, _REQUEST = "CPU per chunk alone, µs", "CPU per chunk, its request's sha
 def remake(folder: Path, plots: bool = True) -> str:
     """Write the report of a folder; returns the page. Raises CountersignError."""
     bursts, meta = read(folder), written.read(folder / written.FILE)
-    write_csv(folder / CSV, [line for burst in bursts for line in _requests(burst)])
+    write_csv(folder / CSV, [line for burst in _every(folder) for line in _requests(burst)])
     drawn: list[str] = []
     if plots and bursts:
         from benchmarks.overhead.relay.plots import draw
@@ -38,13 +39,25 @@ def remake(folder: Path, plots: bool = True) -> str:
 
 
 def read(folder: Path) -> list[Burst]:
-    """The bursts of a folder. Raises CountersignError for what is none."""
+    """The bursts of a folder; of such as broke off, those that were not measured since. Raises CountersignError for
+    what is none.
+    """
+    every = _every(folder)
+    measured = {burst.key for burst in every if not burst.broken}
+    return [burst for burst in every if not burst.broken or burst.key not in measured]
+
+
+def _every(folder: Path) -> list[Burst]:
     return [Burst(**line) for line in read_rows(folder / ROWS, {"round", "arm", "streams", "errors"})]
 
 
 def facts(meta: dict[str, Any], bursts: Sequence[Burst]) -> dict[str, Any]:
-    """What the page says of the runs."""
-    first, last = meta["runs"][0], meta["runs"][-1]
+    """What the page says of the runs, those left aside that did not get as far as measuring. Raises CountersignError
+    where none did.
+    """
+    first, last = meta["runs"][0], next((run for run in reversed(meta["runs"]) if "cores" in run), None)
+    if last is None:
+        raise CountersignError(f"{written.FILE} says of no run that measured anything")
     return {
         **{name: last[name] for name in ("command", "chunk_bytes", "cores", "versions", "machine")},
         "started": first["began"],
@@ -56,12 +69,17 @@ def facts(meta: dict[str, Any], bursts: Sequence[Burst]) -> dict[str, Any]:
 
 
 def _requests(burst: Burst) -> list[dict[str, Any]]:
-    """One line per answered request; what a burst alone knows is in each of them."""
+    """One line per request; what a burst alone knows is in each of them."""
     shared = {
         name: getattr(burst, name) for name in ("round", "arm", "streams", "warm", "repeat", "cpu_ms", "resident_mib")
     }
-    failed = sum(burst.errors.values())
-    return [{**shared, "failed": failed, "first_ms": first} for first in burst.first_ms]
+    shared["failed"] = sum(burst.errors.values())
+    answered = [{**shared, "first_ms": first, "error": ""} for first in burst.first_ms]
+    unanswered = {error: count for error, count in burst.errors.items() if error != UNRECORDED}
+    return [
+        *answered,
+        *({**shared, "first_ms": None, "error": error} for error, count in unanswered.items() for _ in range(count)),
+    ]
 
 
 def text(metadata: dict[str, Any], bursts: Sequence[Burst], drawn: Sequence[str] = ()) -> str:
@@ -212,7 +230,8 @@ _WARM_COSTS: tuple[tuple[str, Callable[[Sequence[Burst]], Figure | None], int], 
 def _ratio(bursts: Sequence[Burst], value: Callable[[Burst], float], count: Callable[[Burst], float]) -> Figure | None:
     rounds: dict[int, list[Burst]] = {}
     for burst in bursts:
-        rounds.setdefault(burst.round, []).append(burst)
+        if not burst.broken:
+            rounds.setdefault(burst.round, []).append(burst)
     sums = [(sum(map(value, group)), sum(map(count, group))) for group in rounds.values()]
     ratios = [total / counted for total, counted in sums if counted]
     return median(ratios) if ratios else None
