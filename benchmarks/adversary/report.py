@@ -10,8 +10,9 @@ from typing import Any
 from benchmarks.adversary.registry import ATTACKS
 from benchmarks.adversary.score import FAULT_RATE, LEVEL, ORDERS, Summary, summarise, tokens_of
 from benchmarks.adversary.traffic import Row
-from benchmarks.harness.metadata import FILE
-from benchmarks.harness.rows import read
+from benchmarks.harness.metadata import FILE, busy
+from benchmarks.harness.rows import read, write_csv
+from policies.errors import CountersignError
 
 COLUMNS = (
     "attack",
@@ -73,18 +74,49 @@ def complaints(summaries: Sequence[Summary]) -> list[str]:
     return found
 
 
-ROWS, SUMMARY, EVIDENCE = "rows.jsonl", "summary.md", "evidence_paths"
+ROWS, CSV, SUMMARY, EVIDENCE = "rows.jsonl", "rows.csv", "summary.md", "evidence_paths"
 
 
 def remake(folder: Path, plots: bool = True) -> str:
     """Write the report of a run's folder from its rows; returns its text. Raises CountersignError."""
-    rows = read(folder / ROWS, {"attack", "verdict", "choices"})
+    rows = read(folder / ROWS, {"attack", "verdict", "error"})
     named = {name: [row for row in rows if row["attack"] == name] for name in dict.fromkeys(r["attack"] for r in rows)}
-    text = markdown([summarise(ATTACKS[name], mine) for name, mine in named.items()]) + "\n"
+    write_csv(folder / CSV, [line for row in rows for line in _lines(row)])
+    text = _page([summarise(ATTACKS[name], mine) for name, mine in named.items()], _metadata(folder / FILE))
     (folder / SUMMARY).write_text(text, encoding="utf-8")
     if plots:
         _draw(folder, named)
     return text
+
+
+def _page(summaries: Sequence[Summary], metadata: Mapping[str, Any]) -> str:
+    mark = busy({"runs": [metadata]}, "Verdicts do not depend on it.")
+    return (f"{mark}\n\n" if mark else "") + markdown(summaries) + "\n"
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CountersignError(f"{path} is damaged")
+    return found
+
+
+def _lines(row: Row) -> list[Row]:
+    """A response as lines of CSV: one per choice, with what each check found; one also where there is no choice."""
+    shared = {name: value for name, value in row.items() if name != "choices"}
+    choices = [
+        {
+            check["name"]: {name: check[name] for name in ("result", "reason", "level")} | check["metrics"]
+            for check in found["checks"]
+        }
+        for found in row.get("choices", ())  # a request that failed has none
+    ]
+    return [shared | {"choice": place} | checks for place, checks in enumerate(choices)] or [shared]
 
 
 def _draw(folder: Path, named: Mapping[str, Sequence[Row]]) -> None:
@@ -93,7 +125,7 @@ def _draw(folder: Path, named: Mapping[str, Sequence[Row]]) -> None:
     from benchmarks.harness import figures
 
     def paths(rows: Sequence[Row]) -> curves.Paths | None:
-        choices = [choice for row in rows for choice in row["choices"]]
+        choices = [choice for row in rows for choice in row.get("choices", ()) if choice["checks"]]
         return curves.paths_of(choices, [tokens_of(each) for each in choices], 30, 200) if choices else None
 
     honest = paths([row for name, mine in named.items() if ATTACKS[name].honest for row in mine])
@@ -119,9 +151,11 @@ class Output:
     def finish(self, summaries: Sequence[Summary], metadata: Mapping[str, Any]) -> None:
         """Write the table and how it was made."""
         if self._folder is not None:
-            (self._folder / SUMMARY).write_text(markdown(summaries) + "\n", encoding="utf-8")
+            (self._folder / SUMMARY).write_text(_page(summaries, metadata), encoding="utf-8")
             known = {"benchmark": "attack", **metadata}
             (self._folder / FILE).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+            rows = read(self._folder / ROWS)
+            write_csv(self._folder / CSV, [line for row in rows for line in _lines(row)])
 
 
 def _line(values: Sequence[str]) -> str:

@@ -23,9 +23,9 @@ from benchmarks.adversary.registry import ATTACKS
 from benchmarks.adversary.score import Summary, summarise
 from benchmarks.adversary.servers import Site
 from benchmarks.adversary.traffic import PATIENCE, Client
-from benchmarks.demo.machine import describe
 from benchmarks.demo.processes import Children, free_ports
 from benchmarks.demo.progress import Progress
+from benchmarks.harness import machine
 from policies.settings import BackendSettings, Settings
 
 DESCRIPTION = """\
@@ -88,6 +88,7 @@ def main(argv: Sequence[str]) -> int:
 async def _attack(
     arguments: argparse.Namespace, target: Target, chosen: Sequence[type[Cheat]], children: Children
 ) -> list[Summary]:
+    load = machine.load()
     ports = dict(zip((attack.name for attack in chosen), free_ports(len(chosen)), strict=True))
     # A name of its own per run: what workers remember of a backend must not come from an earlier one.
     mark = secrets.token_hex(3)
@@ -111,7 +112,7 @@ async def _attack(
     finally:
         await client.close()
         await asyncio.to_thread(stack.forget_standings, target.settings, backends)
-        output.finish(summaries, _metadata(arguments, begun))
+        output.finish(summaries, _metadata(arguments, begun, load))
     print(f"\n{report.markdown(summaries)}\n")
     return summaries
 
@@ -187,12 +188,15 @@ def _time_left(started: float, done: int, of: int) -> str:
     return f" ({done + 1} of {of}, about {math.ceil(left / 60)} min left)"
 
 
-def _metadata(arguments: argparse.Namespace, begun: datetime) -> dict[str, object]:
+def _metadata(arguments: argparse.Namespace, begun: datetime, load: float) -> dict[str, object]:
     names = ("backend", "responses", "tokens", "temperature", "concurrency", "demo_servers")
     return {
         "begun": begun.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe(),
+        "machine": machine.describe() | {"gpu": machine.gpu()},
+        "engine_packages": machine.versions(machine.ENGINE_PACKAGES),
+        "load_before": round(load, 2),
+        "busy": machine.is_busy(load),
         "arguments": {name: getattr(arguments, name) for name in names},
     }
 

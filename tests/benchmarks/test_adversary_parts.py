@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,30 @@ def test_every_expected_catch_is_a_check_that_exists() -> None:
         assert set(attack.caught_by) <= known
         assert not (attack.honest and attack.caught_by)
         assert attack.about
+
+
+def test_every_response_is_a_line_of_csv_also_one_that_failed(tmp_path: Path) -> None:
+    check = {"name": "selection", "result": "reject", "reason": "odd", "level": 0.5, "metrics": {"tokens": 3}}
+    good = {"id": "a", "error": None, "verdict": "reject", "reasons": ["x"], "seconds": 1.0}
+    failed = {"id": None, "error": "HTTP 502", "verdict": "missing", "seconds": 0.1}
+    output = report.Output(tmp_path)
+    output.rows("fp8", [good | {"choices": [{"verdict": "reject", "checks": [check]}]}, failed])
+    output.finish([], {"load_before": 9.0, "busy": True})
+    assert report.remake(tmp_path, plots=False).startswith("**Busy machine**: load 9.00 before the start.")
+    with (tmp_path / report.CSV).open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["error"], line["selection.result"], line["selection.tokens"]) for line in lines] == [
+        ("", "reject", "3"),
+        ("HTTP 502", "", ""),
+    ]
+    assert lines[0]["reasons"] == '["x"]'
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu-variants"])
+def test_the_committed_lines_are_made_of_the_committed_rows(name: str, tmp_path: Path) -> None:
+    folder = Path(report.__file__).parents[1] / "results" / "detection" / name
+    for each in (report.ROWS, "metadata.json"):
+        shutil.copy(folder / each, tmp_path / each)
+    text = report.remake(tmp_path, plots=False)
+    assert text == (folder / report.SUMMARY).read_text()
+    assert (tmp_path / report.CSV).read_bytes() == (folder / report.CSV).read_bytes()
