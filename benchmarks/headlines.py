@@ -6,6 +6,7 @@ fails when either has drifted from the results.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,20 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cost.at_load import rate, speeds
-from benchmarks.cost.plan import IDS, PREFILL, WORKER
-from benchmarks.cost.pool import CAPACITY, QUEUEING
+from benchmarks import sentences as said
+from benchmarks.cost.at_load import rate
+from benchmarks.cost.in_pool import capacity, share_of_floor
+from benchmarks.cost.plan import IDS, PREFILL
 from benchmarks.cost.rows import LOAD, POOL, read
-from benchmarks.harness.rows import Row
 from benchmarks.harness.statistics import Figure
 from benchmarks.overhead.relay import report as relay
 from benchmarks.overhead.relay.loads import LOADS, WARM
-from benchmarks.overhead.report import read_rows
+from benchmarks.overhead.report import ROWS, read_rows
 from benchmarks.overhead.samples import Arm, Samples, per, rounds, split
+from benchmarks.overhead.steps import PLAIN
 from benchmarks.overhead.tables import added
+from benchmarks.sentences import RESULTS
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path("benchmarks/results")
 README = ROOT / "README.md"
 ANSWERS = {
     "64x128/1024": "128 + 1,024 tokens",
@@ -40,6 +42,12 @@ BACKENDS = {
     "fp8 spoofed": "FP8 weights, the true model's logprobs",
     "fp8 spoofed, bent": "the same, logprobs bent until the tokens win",
 }
+SERVED = {
+    "h200": "an 8B shape on one H200 that backend and reference share; milliseconds added, median",
+    "h200-verdicts": "a 135M model on the same; milliseconds added, median",
+    "cpu": "a 135M model, served and replayed by 2 cores; milliseconds added, median",
+}
+"""Folders of overhead on real servers, each with its table's head; there is a table of those that were measured."""
 AFTER, BEFORE = Arm("async", 0.0), Arm("inline", 0.0)
 
 
@@ -47,32 +55,23 @@ def tables(root: Path = ROOT) -> dict[str, list[str]]:
     """By source, relative to the repository: the tables made of it, in the README's order."""
     scripted, pool = RESULTS / "overhead" / "scripted", RESULTS / "cost"
     samples = Samples(read_rows(root / scripted))
+    served_by = {name: RESULTS / "overhead" / name for name in SERVED}
     return {
         str(RESULTS / "detection.md"): [detection(root)],
         str(scripted / "summary.md"): [latency(samples), cpu(samples)],
         str(RESULTS / "relay" / "summary.md"): [streams(root)],
+        **{
+            str(folder / "summary.md"): [served(Samples(read_rows(root / folder)), SERVED[name])]
+            for name, folder in served_by.items()
+            if (root / folder / ROWS).exists()
+        },
         str(pool / "summary.md"): [replays(root)],
     }
 
 
 def sentences(root: Path = ROOT) -> list[str]:
     """What the README says of results in words."""
-    load, pool = (read(root / RESULTS / "cost" / name) for name in (LOAD, POOL))
-    full = [share for name in ANSWERS if (share := _pool_share(load, pool, name, 0.25)) is not None]
-    (at_80,) = (
-        row["latency_s"]
-        for row in pool
-        if (row["phase"], row.get("load"), row.get("level")) == (QUEUEING, "128x512/256", 0.8) and not row["error"]
-    )
-    every = speeds(load)
-    shares = [np.median(every[name, IDS]) / np.median(every[name, WORKER]) for name in ("64x128/1024", "128x512/256")]
-    return [
-        f"the default quarter of form `full` the pool does {100 * min(full):.0f} to {100 * max(full):.0f} %",
-        f"half of the verdicts come within {1000 * at_80['p50']:.0f} ms of the answer's end, 99 % within "
-        f"{1000 * at_80['p99']:.0f} ms.",
-        f"Replaying every answer takes {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the GPU time",
-        *_whole(root),
-    ]
+    return said.sentences(root, list(ANSWERS))
 
 
 def latency(samples: Samples) -> str:
@@ -89,8 +88,38 @@ def latency(samples: Samples) -> str:
         found = [
             added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), q) for cell in cells
         ]
-        rows.append([name, *("" if each is None else f"{each.value:.2g}" for each in found)])
+        rows.append([name, *("" if each is None else _two(each.value) for each in found)])
     return _table(["milliseconds added, median", "1 stream", "32 streams"], rows)
+
+
+def served(samples: Samples, head: str) -> str:
+    """What each arm adds on a real server, by how many clients ask at once; and how long verdicts take."""
+    cells = [cell for cell in samples.cells if cell.startswith("closed ")]
+    every = max(arm.audit or 0.0 for arm in samples.arms)
+    relayed, audited, waiting = Arm(PLAIN), Arm("async", every), Arm("inline", every)
+    lines = [
+        ("first token, relayed only", relayed, "ttft_ms"),
+        ("first token, verified after", AFTER, "ttft_ms"),
+        (f"first token, {every:.0%} of answers replayed", audited, "ttft_ms"),
+        ("whole answer, relayed only", relayed, "total_ms"),
+        ("whole answer, verified after", AFTER, "total_ms"),
+        (f"whole answer, {every:.0%} of answers replayed", audited, "total_ms"),
+        ("whole answer with the verdict of its replay in it", waiting, "total_ms"),
+    ]
+    rows = []
+    for name, arm, metric in lines:
+        found = [
+            added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), 0.5)
+            for cell in cells
+        ]
+        rows.append([name, *("" if each is None else _two(each.value) for each in found)])
+    verdicts = [
+        [each for row in samples.of(cell, audited) for each in row["verdict_ms"] if each is not None] for cell in cells
+    ]
+    middles = ["" if not found else f"{np.quantile(found, 0.5):,.1f}" for found in verdicts]
+    rows.append(["from the answer's end to the verdict of its replay", *middles])
+    clients = [f"{samples.of(cell, AFTER)[0]['at']:g} at once" for cell in cells]
+    return _table([head, *clients], [row for row in rows if any(row[1:])])
 
 
 def cpu(samples: Samples) -> str:
@@ -147,11 +176,11 @@ def replays(root: Path) -> str:
     load, pool = (read(root / RESULTS / "cost" / name) for name in (LOAD, POOL))
     lines = []
     for name, answers in ANSWERS.items():
-        floor, ids, share = rate(load, name, PREFILL), rate(load, name, IDS), _pool_share(load, pool, name, 0.0)
+        floor, ids, share = rate(load, name, PREFILL), rate(load, name, IDS), share_of_floor(load, pool, name, 0.0)
         assert floor is not None
         assert ids is not None
         assert share is not None
-        done = _capacity(pool, name, 0.0)["per_s"]
+        done = capacity(pool, name, 0.0)["per_s"]
         lines.append(
             [answers, f"{floor:,.0f}", f"{100 * ids / floor:.1f} %", f"{100 * share:.1f} % ({done:.3g} answers/s)"]
         )
@@ -172,18 +201,6 @@ def detection(root: Path) -> str:
     return _table(["backend", "answers rejected", "answers to evidence of one in a million"], lines)
 
 
-def _whole(root: Path) -> list[str]:
-    """How many answers came whole through either gateway."""
-    bursts = relay.read(root / RESULTS / "relay")
-    counts = []
-    for arm in ("proxy", "litellm"):
-        mine = [burst for burst in bursts if burst.arm == arm]
-        asked = sum(burst.requests for burst in mine)
-        counts.append((asked - sum(sum(burst.errors.values()) for burst in mine), asked))
-    (ours, asked), (theirs, others) = counts
-    return [f"{ours:,} of {asked:,} answers came whole through Countersign, {theirs:,} of {others:,} through LiteLLM."]
-
-
 def _cell(samples: Samples, at: int) -> str:
     """The load with so many streams whose answers are longest; a burst before a closed loop."""
     found = {row["cell"]: (row["kind"], row["asked"][0]) for row in samples.rows if row["at"] == at}
@@ -191,19 +208,10 @@ def _cell(samples: Samples, at: int) -> str:
     return str(max(known, key=lambda cell: known[cell]))
 
 
-def _capacity(pool: Sequence[Row], name: str, share: float) -> Row:
-    (found,) = (
-        row
-        for row in pool
-        if (row["phase"], row["share"], row.get("load")) == (CAPACITY, share, name)
-        and not (row["warm"] or row["error"])
-    )
-    return found
-
-
-def _pool_share(load: Sequence[Row], pool: Sequence[Row], name: str, share: float) -> float | None:
-    floor = rate(load, name, PREFILL)
-    return None if floor is None else float(_capacity(pool, name, share)["tokens_per_s"] / floor)
+def _two(value: float) -> str:
+    """With two significant digits, and no more than two decimals."""
+    digits = 1 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{value:,.{min(max(digits, 0), 2)}f}"
 
 
 def _or_none(figure: Figure | None, digits: int) -> str:
@@ -219,7 +227,7 @@ def put(text: str, made: Mapping[str, Sequence[str]]) -> str:
     """A page with these tables after the comments that name their sources."""
     for source, each in made.items():
         tables = iter(each)
-        pattern = re.compile(rf"(<!-- source: {re.escape(source)} -->\n)(?:\|.*\n)+")
+        pattern = re.compile(rf"(<!-- source: {re.escape(source)} -->\n)(?:\|.*\n)*")
         text = pattern.sub(lambda found, tables=tables: found[1] + next(tables), text)  # type: ignore[misc]
     return text
 
