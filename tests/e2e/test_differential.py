@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from policies.settings import BackendSettings, ModelSettings
 from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
 from proxy.tap.types import Tap
-from tests.e2e.ahead import ahead
+from tests.e2e.ahead import Ahead, ahead
 from tests.proxy.tap.compare import assert_same, text
 
 pytestmark = pytest.mark.e2e
@@ -165,7 +164,7 @@ def compare(server: Server, endpoint: Endpoint, fields: dict[str, Any], *, strea
 
 
 @pytest.fixture(scope="module")
-def compared(server: Server, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Tap]]]:
+def compared(server: Server, request: pytest.FixtureRequest) -> Iterator[Ahead[Tap]]:
     def work(endpoint: Endpoint, name: str, stream: bool) -> Tap:
         fields = dict((CHAT if endpoint == "chat" else COMPLETIONS)[name])
         if not stream:
@@ -181,9 +180,9 @@ def compared(server: Server, request: pytest.FixtureRequest) -> Iterator[dict[st
     ("endpoint", "name"), [*(("chat", name) for name in CHAT), *(("completions", name) for name in COMPLETIONS)]
 )
 def test_answers_are_the_same(
-    compared: dict[str, Future[Tap]], request: pytest.FixtureRequest, endpoint: Endpoint, name: str, stream: bool
+    compared: Ahead[Tap], request: pytest.FixtureRequest, endpoint: Endpoint, name: str, stream: bool
 ) -> None:
-    tap = compared[request.node.nodeid].result()
+    tap = compared.of(request.node)
     for evidence in tap.evidence():
         if "upstream_error" in evidence.faults:
             continue  # the server was started without what the request needs, and said so to both

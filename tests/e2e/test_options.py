@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings, ReferenceSettings
 from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
-from tests.e2e.ahead import ahead
+from tests.e2e.ahead import Ahead, ahead
 from tests.e2e.random_options import drawn
 from verifier_pool.judge import judge, replay_choices
 from verifier_pool.reference.vllm_http import VllmHttp
@@ -91,7 +90,7 @@ def asking(vllm_server: str, model_dir: Path) -> Iterator[Asking]:
 
 
 @pytest.fixture(scope="module")
-def each(asking: Asking, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
+def each(asking: Asking, request: pytest.FixtureRequest) -> Iterator[Ahead[Any]]:
     def work(case: Case, form: str) -> Any:
         return asking.judged(case.request(**FORMS[form]), seed=len(case.name) * 7919 + 1)
 
@@ -100,7 +99,7 @@ def each(asking: Asking, request: pytest.FixtureRequest) -> Iterator[dict[str, F
 
 
 @pytest.fixture(scope="module")
-def mixed(asking: Asking, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
+def mixed(asking: Asking, request: pytest.FixtureRequest) -> Iterator[Ahead[Any]]:
     def work(seed: int) -> Any:
         return asking.judged(drawn(seed), seed)
 
@@ -110,8 +109,8 @@ def mixed(asking: Asking, request: pytest.FixtureRequest) -> Iterator[dict[str, 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", cases(reasoning=False), ids=lambda case: f"{case.endpoint}-{case.name}")
-def test_each_option(each: dict[str, Future[Any]], request: pytest.FixtureRequest, case: Case, form: str) -> None:
-    found = each[request.node.nodeid].result()
+def test_each_option(each: Ahead[Any], request: pytest.FixtureRequest, case: Case, form: str) -> None:
+    found = each.of(request.node)
     assert found is not None
     left = LEFT_OPEN.get((case.endpoint, case.name), set())
     for name in ("structure", "selection"):
@@ -124,7 +123,7 @@ def test_each_option(each: dict[str, Future[Any]], request: pytest.FixtureReques
 
 
 @pytest.mark.parametrize("seed", range(RANDOM))
-def test_any_options_at_once(mixed: dict[str, Future[Any]], request: pytest.FixtureRequest, seed: int) -> None:
-    found = mixed[request.node.nodeid].result()
+def test_any_options_at_once(mixed: Ahead[Any], request: pytest.FixtureRequest, seed: int) -> None:
+    found = mixed.of(request.node)
     if found is not None:
         assert {result for result, _ in found.values()} <= {"pass", "inconclusive"}, (found, drawn(seed))

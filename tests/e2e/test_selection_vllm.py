@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from policies import selection
 from policies.checks import Check, Result
 from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings
-from tests.e2e.ahead import ahead
+from tests.e2e.ahead import Ahead, ahead
 from tests.policies import recorded
 from verifier_pool.judge import cpu_checks
 
@@ -67,9 +66,7 @@ def reseeded(answer: Evidence) -> Evidence:
 
 
 @pytest.fixture(scope="module")
-def answered(
-    vllm_server: str, model: ModelSettings, request: pytest.FixtureRequest
-) -> Iterator[dict[str, Future[list[Evidence]]]]:
+def answered(vllm_server: str, model: ModelSettings, request: pytest.FixtureRequest) -> Iterator[Ahead[list[Evidence]]]:
     def work(kind: str, sampler: str) -> list[Evidence]:
         fields = {**PROCESSORS[kind], **SAMPLERS[sampler], "max_tokens": 32}
         chat = {"messages": MESSAGES, **fields}
@@ -83,13 +80,13 @@ def answered(
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_honest_answers_never_violate_and_wrong_seeds_do(
-    answered: dict[str, Future[list[Evidence]]],
+    answered: Ahead[list[Evidence]],
     request: pytest.FixtureRequest,
     model: ModelSettings,
     kind: str,
     sampler: str,
 ) -> None:
-    answers = answered[request.node.nodeid].result()
+    answers = answered.of(request.node)
     checks = [selected(answer, model) for answer in answers]
     assert all(check.metrics["violations"] == 0 for check in checks), checks
     if sampler in ("greedy", "sampled"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from policies.evidence import Evidence
 from policies.settings import BackendSettings, ModelSettings
 from proxy.relay.body import Body
 from proxy.tap import TokenStrings, open_tap, prepare
-from tests.e2e.ahead import ahead
+from tests.e2e.ahead import Ahead, ahead
 from verifier_pool.tokenizer import TokenizerSpelling
 
 pytestmark = pytest.mark.e2e
@@ -111,9 +110,7 @@ def ask(client: httpx.Client, model_dir: Path, endpoint: Any, fields: dict[str, 
 
 
 @pytest.fixture(scope="module")
-def answered(
-    client: httpx.Client, model_dir: Path, request: pytest.FixtureRequest
-) -> Iterator[dict[str, Future[list[Evidence]]]]:
+def answered(client: httpx.Client, model_dir: Path, request: pytest.FixtureRequest) -> Iterator[Ahead[list[Evidence]]]:
     def work(endpoint: Any, name: str, stream: bool) -> list[Evidence]:
         fields = (CHAT if endpoint == "chat" else COMPLETIONS)[name]
         return ask(client, model_dir, endpoint, {**fields, "stream": stream}, seed=len(name) * 7919 + 1)
@@ -125,14 +122,14 @@ def answered(
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("endpoint", "name"), CASES, ids=lambda value: str(value))
 def test_honest_answers_pass(
-    answered: dict[str, Future[list[Evidence]]],
+    answered: Ahead[list[Evidence]],
     request: pytest.FixtureRequest,
     spelling: TokenizerSpelling,
     endpoint: Any,
     name: str,
     stream: bool,
 ) -> None:
-    for evidence in answered[request.node.nodeid].result():
+    for evidence in answered.of(request.node):
         check = structure.check(evidence, spelling=spelling, **LIMITS)
         assert check.result is Result.PASS, (check, evidence.text, evidence.finish_reason)
         assert check.metrics["text_compared"] == 1

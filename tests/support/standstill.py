@@ -11,13 +11,16 @@ asked once.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from _pytest.outcomes import OutcomeException
 from _pytest.runner import runtestprotocol
 
 from tests.support.lateness import Lateness
@@ -32,7 +35,7 @@ _EVERY = 0.02
 PROPERTY = "stood still"
 
 
-@dataclass
+@dataclass(eq=False)
 class Lost:
     """Seconds that this process was kept from running while a test ran.
 
@@ -54,23 +57,30 @@ class Lost:
         return f"{max(self.at_once, self.waited):.1f} of {self.length:.1f} s"
 
 
+AHEAD = pytest.StashKey[Lost]()
+"""What was lost while something was done for a test before its turn; excuses the test as well."""
+
+
 class Watch:
     """Notes how late this process was; one for the session."""
 
     def __init__(self) -> None:
-        self._worst = 0.0
+        self._looking: list[Lost] = []
         self._before = self._now()
         threading.Thread(target=self._watch, daemon=True, name="standstill").start()
 
     @contextmanager
     def looking(self) -> Iterator[Lost]:
-        """Yields what is known once it is over."""
-        self._worst = 0.0
-        lost, began = Lost(), time.monotonic()
-        with Lateness() as late:
-            yield lost
-        self._look()
-        lost.length, lost.at_once, lost.waited = time.monotonic() - began, self._worst, late.longest
+        """Yields what is known once it is over; for any number at once."""
+        lost, began, late = Lost(), time.monotonic(), Lateness()
+        self._looking.append(lost)
+        try:
+            with late:
+                yield lost
+        finally:
+            self._look()
+            self._looking.remove(lost)
+            lost.length, lost.waited = time.monotonic() - began, late.longest
 
     def _watch(self) -> None:
         while True:
@@ -79,7 +89,9 @@ class Watch:
             self._look()
 
     def _look(self) -> None:
-        self._worst = max(self._worst, self._now() - self._before - _EVERY)
+        late = self._now() - self._before - _EVERY
+        for lost in tuple(self._looking):
+            lost.at_once = max(lost.at_once, late)
 
     @staticmethod
     def _now() -> float:
@@ -87,8 +99,29 @@ class Watch:
         return time.monotonic() - time.process_time()
 
 
-def _forget(item: pytest.Item) -> None:
-    """Make a test as if it had not run: requests anew, and no fixture that failed."""
+class _Elsewhere:
+    """As pytest asks the next test where it is: beyond the module of this one."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._chain = list(itertools.takewhile(lambda node: not isinstance(node, pytest.Module), item.listchain()))
+
+    def listchain(self) -> list[Any]:
+        """What both are in."""
+        return self._chain
+
+
+def _forget(item: pytest.Item, *, module: bool) -> None:
+    """Make a test as if it had not run: requests anew, and no fixture that failed.
+
+    Args:
+        module: nothing that its module's tests share either.
+    """
+    if AHEAD in item.stash:
+        del item.stash[AHEAD]
+    if module:
+        # What is said of the end of things that went wrong says no more than they did.
+        with suppress(Exception, OutcomeException, BaseExceptionGroup):
+            item.session._setupstate.teardown_exact(_Elsewhere(item))  # type: ignore[arg-type]
     if isinstance(item, pytest.Function):
         item._initrequest()
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
@@ -101,7 +134,7 @@ class Again:
     """The pytest plugin."""
 
     def __init__(self) -> None:
-        self._watch = Watch()
+        self.watch = Watch()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -109,14 +142,15 @@ class Again:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         tries = 1 if item.get_closest_marker("alone") else TRIES
         for attempt in range(1, tries + 1):
-            with self._watch.looking() as lost:
+            with self.watch.looking() as lost:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
             failed = next((report for report in reports if report.failed), None)
-            if failed is None or attempt == tries or not lost.excuses():
+            excuse = next((each for each in (lost, item.stash.get(AHEAD, lost)) if each.excuses()), None)
+            if failed is None or attempt == tries or excuse is None:
                 break
             why = str(failed.longrepr).strip().rpartition("\n")[2][:200]
-            item.user_properties.append((PROPERTY, f"{lost}, in its {failed.when}: {why}"))
-            _forget(item)
+            item.user_properties.append((PROPERTY, f"{excuse}, in its {failed.when}: {why}"))
+            _forget(item, module=attempt == tries - 1)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

@@ -16,7 +16,7 @@ import pytest
 from tests.support.standstill import Again
 
 def pytest_configure(config):
-    config.pluginmanager.register(Again())
+    config.pluginmanager.register(Again(), "countersign-again")
 
 RUNS = []
 
@@ -47,6 +47,53 @@ def test_it(fragile):
     stand_still()
     assert len(fragile) > 1, "too late"
 """
+KEPT = """
+import pytest
+from conftest import RUNS, stand_still
+
+@pytest.fixture(scope="module")
+def kept():
+    RUNS.append(1)
+    return len(RUNS)
+
+def test_it(kept):
+    stand_still()
+    assert kept > 1, "too late"
+
+def test_another(kept):
+    assert kept > 1
+"""
+AHEAD = """
+import time
+import pytest
+from conftest import RUNS, stand_still
+from tests.e2e.ahead import ahead
+
+@pytest.fixture(scope="module")
+def found(request):
+    over = []
+
+    def work(at):
+        RUNS.append(at)
+        if at == 1 and not over:
+            stand_still()
+            over.append(1)
+            raise OSError("late")
+        while not over:
+            time.sleep(0.01)
+        return at
+
+    with ahead(request, "test_it", work) as found:
+        yield found
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_it(found, request, at):
+    time.sleep(0.1)
+    assert found.of(request.node) == at
+
+def test_how_often():
+    assert sorted(RUNS) == [0, 1, 1, 2]
+"""
 
 
 def _run(folder: Path, text: str, fails_in_setup: int = 0, more: tuple[str, ...] = ()) -> str:
@@ -67,6 +114,19 @@ def test_a_test_that_was_late_is_run_again_and_told(tmp_path: Path, fails_in_set
     assert "1 passed" in said, said
     assert "run again, because the machine stood still meanwhile: 1" in said
     assert "test_one.py::test_it: " in said, "and what it said"
+
+
+def test_what_a_modules_tests_share_is_made_anew_in_the_end(tmp_path: Path) -> None:
+    said = _run(tmp_path, KEPT)
+    assert "2 passed" in said, said
+    assert "run again, because the machine stood still meanwhile: 1" in said
+
+
+def test_what_was_late_before_its_turn_is_done_again(tmp_path: Path) -> None:
+    said = _run(tmp_path, AHEAD)
+    assert "4 passed" in said, said
+    assert "run again, because the machine stood still meanwhile: 1" in said
+    assert "test_one.py::test_it[1]: " in said
 
 
 def test_what_is_wrong_fails_every_time_and_is_told(tmp_path: Path) -> None:
