@@ -36,6 +36,7 @@ WITHHELD_FAULTS = frozenset(
         "line_too_long",
         "too_large",
         "too_deep",
+        "after_end",
         "unreadable",
     }
 )

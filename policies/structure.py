@@ -51,6 +51,7 @@ _FAULT_WORDS = {
     "line_too_long": "the backend sent a line over the limit",
     "too_large": "the answer is over the size limit",
     "too_deep": "the backend sent JSON nested deeper than the limit",
+    "after_end": "the backend went on after the end of its answer",
     "unreadable": "what the backend sent breaks whoever reads it",
     "evidence_too_large": "the evidence is over the size limit, and part of it was not kept",
     "client_left": "the client went away before the answer was finished",

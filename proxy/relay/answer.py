@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -23,7 +25,7 @@ from proxy.relay.through import Through, usual
 from proxy.relay.transport import UpstreamResponse
 from proxy.room import Overloaded
 from proxy.services import Services
-from proxy.tap.base import PROXY_OVERLOADED
+from proxy.tap.base import PROXY_OVERLOADED, error_of
 from proxy.tap.types import Tap
 from verifier_pool.link.telemetry import names as span_names
 from verifier_pool.link.telemetry.tracing import step
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _WEIGHED = 1024 * 1024
 """Bytes read after which it is looked at again how much of them is held."""
+_LOOKED_AT = 4
+"""Slices of what comes with the end of an answer that are looked at."""
 _NO_FAULT_OF_THE_REQUEST = (408, 429)
 TOO_LARGE = "too_large"
 """Code and fault of an answer over a bound."""
@@ -49,6 +53,7 @@ class Answer:
         refused: the status of an error that came instead of an answer.
         broken, timed_out: the answer broke off, or an error took its place; it was because the backend fell silent.
         given_up: it broke off by our own doing.
+        finished: its backend's connection was given back.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Answer:
         self.generation = record.generation
         self.over: Callable[[], None] = nothing
         self.refused: int | None = None
-        self.broken = self.timed_out = self.given_up = False
+        self.broken = self.timed_out = self.given_up = self.finished = False
         self.decoder: Decoder = Identity()
         self._retried = retried
         self._clock = clock
@@ -88,7 +93,8 @@ class Answer:
                     take = passing.take
                 while data := await clock.reading(response.read(take), deadline):
                     with stint:
-                        for piece in _pieces(decoder, data, tap):
+                        pieces = _pieces(decoder, data, tap)
+                        for piece in pieces:
                             record.received += len(piece)
                             if limit is not None and record.received > limit:
                                 raise UpstreamFailed("the backend's answer is over a bound", code=TOO_LARGE)
@@ -107,7 +113,10 @@ class Answer:
                             if out:
                                 await sink(out)
                             tap.settle()
-                            if tap.done or tap.failed or (tap.refusal is not None and not down.status):
+                            if tap.done:
+                                _look_on(pieces, tap)
+                                return None
+                            if tap.failed or (tap.refusal is not None and not down.status):
                                 return None
                             if stint.over:
                                 await stint.give()
@@ -128,6 +137,10 @@ class Answer:
             return error
         return None
 
+    async def last_byte(self, response: UpstreamResponse, tap: Tap) -> None:
+        """Read the LF of a terminal frame that may end in CRLF."""
+        _look_on(_pieces(self.decoder, await response.read(), tap), tap)
+
     async def gather(
         self, response: UpstreamResponse, tap: Tap, limit: int | None = None
     ) -> tuple[bytes, ApiError | None]:
@@ -141,7 +154,7 @@ class Answer:
         parts.append(await self.close(tap, error))
         body = self.record.secret.mask(b"".join(parts), error=self.refused is not None)
         if tap.failed and error is None:
-            error = UpstreamFailed("the backend's answer is over a bound", code=tap.fault or TOO_LARGE)
+            error = error_of(tap.fault or TOO_LARGE)
         return body, error
 
     async def close(self, tap: Tap, error: ApiError | None) -> bytes:
@@ -211,6 +224,13 @@ def _pieces(decoder: Decoder, data: bytes, tap: Tap) -> Iterator[bytes]:
             yield from slices(piece)
         else:
             yield piece
+
+
+def _look_on(pieces: Iterator[bytes], tap: Tap) -> None:
+    """The tap is told of what came with the end of an answer, of which nothing goes on."""
+    with contextlib.suppress(UpstreamFailed):
+        for piece in itertools.islice(pieces, _LOOKED_AT):
+            tap.feed(piece)
 
 
 def _ends_a_line(piece: bytes) -> bool:

@@ -9,6 +9,7 @@ from policies.errors import ApiError, UpstreamFailed
 from policies.verification import public
 from proxy.relay import inline
 from proxy.relay.answer import Answer
+from proxy.relay.encoding import Identity
 from proxy.relay.refusal import Declined, retryable, status_of
 from proxy.relay.transport import UpstreamResponse, finish
 from proxy.relay.whole import deliver, shaped
@@ -49,7 +50,7 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
     await down.start(response.status, answer.our_headers(headers))
     await _end(answer, response, tap, rest, whole=error is None)
     if tap.done and error is None:
-        await finish(response, _FINISH_SECONDS)
+        await _finish(answer, response)
 
 
 async def restream(answer: Answer, response: UpstreamResponse, tap: Tap, content_type: str, *, last: bool) -> None:
@@ -74,8 +75,7 @@ async def _last_byte(answer: Answer, response: UpstreamResponse, tap: Tap) -> No
     """The terminal frame's last line may end in CRLF, of which the LF has not been read."""
     with contextlib.suppress(TimeoutError, UpstreamFailed):
         async with asyncio.timeout(_FINISH_SECONDS):
-            for piece in answer.decoder.decode(await response.read()):
-                tap.feed(piece)
+            await answer.last_byte(response, tap)
 
 
 async def _refuse(answer: Answer, response: UpstreamResponse, tap: Tap, error: ApiError | None, *, last: bool) -> None:
@@ -117,9 +117,17 @@ async def _end(answer: Answer, response: UpstreamResponse, tap: Tap, rest: bytes
         if rest:
             await answer.down.write(rest)
         # The backend's connection does not wait with the client.
-        await finish(response, _FINISH_SECONDS)
+        await _finish(answer, response)
         rest = inline.comment(public(await answer.verdict()))
     await answer.down.write(rest + tap.done, last=True)
+
+
+async def _finish(answer: Answer, response: UpstreamResponse) -> None:
+    """Once: nothing of an answer comes any more."""
+    if not answer.finished:
+        answer.finished = True
+        plain = isinstance(answer.decoder, Identity)
+        answer.services.transport.unasked += await finish(response, _FINISH_SECONDS, plain=plain)
 
 
 def _unsent(tap: Tap) -> bool:

@@ -34,6 +34,8 @@ Went = Callable[[], None]
 _LARGE = 1024 * 1024
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 _MOST_TARGETS = 1024
+_MOST_AFTER = 1024
+"""Bytes of a body that may follow its terminal frame, as the end of a coding does."""
 _MOST_HEADS = 32
 """Heads of one response, informational ones among them."""
 
@@ -65,7 +67,13 @@ class UpstreamResponse(Protocol):
 
 
 class Transport(Protocol):
-    """Carries requests to backends. Cancelling a `send` closes its connection."""
+    """Carries requests to backends. Cancelling a `send` closes its connection.
+
+    Attributes:
+        unasked: connections closed because more came than was asked for (see Incoming), or than an answer has.
+    """
+
+    unasked: int
 
     async def send(
         self, request: UpstreamRequest, ready: Ready | None = None, went: Went | None = None
@@ -120,7 +128,7 @@ class AiohttpTransport:
     long as not one byte of an answer came.
 
     Attributes:
-        unasked: connections closed because more came than was asked for (see Incoming).
+        unasked: see Transport.
     """
 
     def __init__(self, timeouts: TimeoutSettings) -> None:
@@ -324,13 +332,18 @@ def _answered(error: Exception) -> bool:
     return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str | None)
 
 
-async def finish(response: UpstreamResponse, seconds: float) -> None:
-    """Read the little that may follow a terminal frame, so that the connection can be used again; then close."""
+async def finish(response: UpstreamResponse, seconds: float, *, plain: bool) -> bool:
+    """Read the little that may follow a terminal frame, so that the connection can be used again; then close. Returns
+    whether more came than may: in a `plain` body, one without a coding, only blank lines."""
+    left = _MOST_AFTER
     try:
         async with asyncio.timeout(seconds):
-            while await response.read():
-                pass
+            while data := await response.read():
+                left -= len(data)
+                if left < 0 or (plain and data.strip()):
+                    return True
     except (TimeoutError, UpstreamFailed):
         pass
     finally:
         response.close()
+    return False

@@ -15,6 +15,10 @@ from proxy.tap.types import Prepared
 from proxy.tap.view import View
 
 DONE = b"data: [DONE]\n\n"
+INVALID_JSON = "invalid_json"
+"""Fault of what is no JSON, or not that of an answer."""
+AFTER_END = "after_end"
+"""Fault of a backend that goes on after the end of its answer."""
 PROXY_OVERLOADED = "proxy_overloaded"
 """Fault of an answer that was given up because the proxy holds too much."""
 LARGE = 256 * 1024
@@ -80,17 +84,19 @@ def error_frame(fault: str | None) -> bytes:
 
 def error_body(fault: str | None) -> bytes:
     """An OpenAI-shaped error: what went wrong with the backend."""
-    error: ApiError
+    return write(error_of(fault).body())
+
+
+def error_of(fault: str | None) -> ApiError:
+    """What went wrong with the backend, as an error for its client."""
     if fault == "upstream_timeout":
-        error = UpstreamTimeout("The backend stopped answering.", code=fault)
-    elif fault in ("line_too_long", "too_large"):
-        error = UpstreamFailed("The backend's answer is too large.", code=fault)
-    elif fault == "too_deep":
-        error = UpstreamFailed("The backend's answer nests JSON too deeply.", code=fault)
-    elif fault == PROXY_OVERLOADED:
-        error = ApiError("The proxy holds too much of unfinished answers.", code="overloaded")
-    elif fault == UNREADABLE_FAULT:
-        error = UpstreamFailed("The backend's answer cannot be read.", code=fault)
-    else:
-        error = UpstreamFailed("The backend's answer ended early.", code=fault)
-    return write(error.body())
+        return UpstreamTimeout("The backend stopped answering.", code=fault)
+    if fault in ("line_too_long", "too_large"):
+        return UpstreamFailed("The backend's answer is too large.", code=fault)
+    if fault == "too_deep":
+        return UpstreamFailed("The backend's answer nests JSON too deeply.", code=fault)
+    if fault == PROXY_OVERLOADED:
+        return ApiError("The proxy holds too much of unfinished answers.", code="overloaded")
+    if fault in (UNREADABLE_FAULT, INVALID_JSON):
+        return UpstreamFailed("The backend's answer cannot be read.", code=fault)
+    return UpstreamFailed("The backend's answer ended early.", code=fault)

@@ -114,10 +114,10 @@ class Collector:
         if usage is not None and not is_null(usage):
             self._usage = billed.read(usage)
 
-    def choice(self, fields: Object, name: str) -> None:
-        """Reads one choice; `name` is where it shows something, `message` or `delta`."""
+    def choice(self, fields: Object, place: Literal["message", "delta"]) -> None:
+        """Reads one choice; `place` is where it shows something, of chat."""
         try:
-            self._choice(fields, shown(fields, name))
+            self._choice(fields, shown(fields, place if self.prepared.endpoint == "chat" else "text"))
         except Exception:
             self.unreadable()
 
@@ -243,6 +243,8 @@ class Collector:
         self._read_end(record, fields)
 
     def _show(self, record: ChoiceRecord, said: Shown) -> None:
+        if said.unread:
+            self.fault("invalid_json")
         if self._characters + said.characters > self.allowed.characters:
             self.fault("too_large")
             return

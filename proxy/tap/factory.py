@@ -8,9 +8,10 @@ from proxy.tap.foreign import ForeignJsonTap, ForeignStreamTap, ForeignTap
 from proxy.tap.foreign_other import ForeignOtherTap
 from proxy.tap.passed import Passed
 from proxy.tap.restream import RestreamTap
-from proxy.tap.stream import StreamTap, UndeclaredTap
+from proxy.tap.stream import StreamTap
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared, Tap
+from proxy.tap.undeclared import UndeclaredTap, UnstreamedTap
 from proxy.tap.whole import PassTap, WholeTap
 
 _DEFAULT = BoundsSettings()
@@ -40,8 +41,8 @@ def open_tap(
     is_json = kind == "application/json" or kind.endswith("+json")
     if not 200 <= status < 300:
         return PassTap(prepared, most)
-    if prepared.upstream_stream and not is_json:
-        kinds = StreamTap if kind in ("", "text/event-stream") else UndeclaredTap
+    if prepared.upstream_stream:
+        kinds = StreamTap if kind in ("", "text/event-stream") else UnstreamedTap if is_json else UndeclaredTap
         return kinds(prepared, model_name, tokenizer, most)
     if prepared.asked.stream and not prepared.upstream_stream:
         return RestreamTap(prepared, model_name, tokenizer, most)

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from proxy.tap.base import DONE, error_frame
+from proxy.tap.base import DONE, INVALID_JSON, error_frame
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import NULL, Object, is_null, raw, read_object, read_objects, write
 from proxy.tap.whole import WholeTap
@@ -41,8 +41,8 @@ class RestreamTap(WholeTap):
             return self.over("too_large")
         result = None if top is None else self.whole(top)
         if result is None:
-            self.collector.fault("invalid_json")
-            return self.ended("invalid_json")
+            self.collector.fault(INVALID_JSON)
+            return self.ended(INVALID_JSON)
         shown, _ = result
         choices = read_objects(shown["choices"]) or []
         frames = self._chat(shown, choices) if self.prepared.endpoint == "chat" else self._completions(shown, choices)

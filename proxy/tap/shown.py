@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from policies.message import Message
-from proxy.tap.rawjson import UNREADABLE, Object
+from policies.message import ELSEWHERE, Message, Place
+from proxy.tap.rawjson import UNREADABLE, Object, is_null
 
 MAX_CALLS = 4096
 """Tool calls kept of a choice, and of a response."""
@@ -25,11 +25,13 @@ _string = msgspec.json.Decoder(str)
 
 
 class Shown(NamedTuple):
-    """What one choice, or one delta of it, adds. Calls are (index, name, arguments)."""
+    """What one choice, or one delta of it, adds. Calls are (index, name, arguments). `unread`: it has something beside
+    that which a client may show."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[tuple[int, str, str], ...] = ()
+    unread: bool = False
 
     @property
     def characters(self) -> int:
@@ -39,16 +41,30 @@ class Shown(NamedTuple):
 
 
 NOTHING = Shown()
+_UNREAD = Shown(unread=True)
 
 
-def shown(choice: Object, name: str) -> Shown:
-    """What a choice shows inside `name` (`delta` or `message`), or as its own `text`; nothing when unreadable."""
+def shown(choice: Object, place: Place) -> Shown:
+    """What a choice shows there. Where that cannot be read, its content alone, and that there may be more; so it is
+    where something stands that clients of its endpoint do not read."""
+    said = _shown(choice, place)
+    return said._replace(unread=True) if stands_elsewhere(choice, place) else said
+
+
+def stands_elsewhere(choice: Object, place: Place) -> bool:
+    """Whether a choice says something where its endpoint's choices say nothing."""
+    first, second = ELSEWHERE[place]
+    return (first in choice and not is_null(choice[first])) or (second in choice and not is_null(choice[second]))
+
+
+def _shown(choice: Object, place: Place) -> Shown:
+    found = choice.get(place)
+    if found is None or is_null(found):
+        return NOTHING
     try:
-        if name not in choice:
-            return Shown(_string.decode(choice["text"])) if "text" in choice else NOTHING
-        return of_message(_message.decode(choice[name]))
+        return Shown(_string.decode(found)) if place == "text" else of_message(_message.decode(found))
     except UNREADABLE:
-        return _content_alone(choice.get(name))
+        return _UNREAD if place == "text" else _content_alone(found)
 
 
 def of_message(message: Message) -> Shown:
@@ -56,7 +72,7 @@ def of_message(message: Message) -> Shown:
     reasons_or_calls = (message.reasoning, message.reasoning_content, message.tool_calls, message.function_call)
     if not any(reasons_or_calls):
         # Nearly every delta of a stream.
-        return Shown((message.content or "") + (message.refusal or ""))
+        return Shown((message.content or "") + (message.refusal or ""), unread=message.audio is not None)
     reasons = dict.fromkeys(text for text in (message.reasoning, message.reasoning_content) if text)
     calls = tuple(
         (at if call.index is None else call.index, call.function.name or "", call.function.arguments or "")
@@ -65,14 +81,14 @@ def of_message(message: Message) -> Shown:
     )
     if message.function_call is not None:
         calls += ((-1, message.function_call.name or "", message.function_call.arguments or ""),)
-    return Shown((message.content or "") + (message.refusal or ""), "".join(reasons), calls)
+    return Shown((message.content or "") + (message.refusal or ""), "".join(reasons), calls, message.unread)
 
 
-def _content_alone(message: Raw | None) -> Shown:
+def _content_alone(message: Raw) -> Shown:
     try:
-        return NOTHING if message is None else Shown(_content.decode(message).content or "")
+        return Shown(_content.decode(message).content or "", unread=True)
     except UNREADABLE:
-        return NOTHING
+        return _UNREAD
 
 
 class Transcript:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from proxy.tap.alike import Alike, Said
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import LARGE, BaseTap, error_frame
-from proxy.tap.forged import START, Kind, kind_of, names_verdict, without_verdict
+from proxy.tap.base import AFTER_END, INVALID_JSON, LARGE, BaseTap, error_frame
+from proxy.tap.forged import names_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
 from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
@@ -15,6 +15,7 @@ from proxy.tap.types import Prepared
 _MOST_KEPT = 64 * 1024
 _MOST_WAITING = 4 * 1024 * 1024
 _BLANK = b"\n\n"
+_DONE = b"[DONE]"
 _LESSONS = 4
 
 
@@ -91,6 +92,7 @@ class StreamTap(BaseTap):
     def _read(self, data: bytes) -> bytes:
         """Any events."""
         out = []
+        over = bool(self.done)
         self._fed += len(data)
         try:
             for event in self._splitter.push(data):
@@ -100,6 +102,10 @@ class StreamTap(BaseTap):
         except Exception:
             out.append(self._give_up())
             return b"".join(out)
+        if over:
+            if self._splitter.overflow:
+                self.collector.fault(AFTER_END)
+            return b""
         if self._splitter.overflow:
             out.append(self._fail("line_too_long"))
         elif self._fed > self.allowed.stream:
@@ -142,6 +148,8 @@ class StreamTap(BaseTap):
     def _event(self, event: Event) -> bytes:
         if event.glue:
             return self._glue(event.lines[0])
+        if self.done:
+            return self._after_end(event)
         self._dropped = False
         lines = event.lines
         if any(map(poses_as_verdict, lines)):
@@ -152,20 +160,25 @@ class StreamTap(BaseTap):
                 return b""
         if event.data is None:
             return self._aside(event)
-        if self.done:
-            self._dropped = True
-            return b""
-        if event.data.strip() == b"[DONE]":
+        if event.data.strip() == _DONE:
             out = self._release(None)
             self.done = b"".join(lines)
             self.collector.terminal = True
             return out
         return self._frame(event)
 
+    def _after_end(self, event: Event) -> bytes:
+        """Nobody gets what comes after the terminal frame, and it is no part of the answer. That it came is remembered,
+        unless it says nothing, as a second terminal frame does not."""
+        self._dropped = True
+        if event.data is not None and event.data.strip() not in (b"", _DONE):
+            self.collector.fault(AFTER_END)
+        return b""
+
     def _aside(self, event: Event) -> bytes:
         """A comment, which does not overtake a terminal chunk that waits. What would have to be kept is bounded."""
         text = b"".join(event.lines)
-        if not self._held or self.done or self._asides + len(text) > _MOST_KEPT:
+        if not self._held or self._asides + len(text) > _MOST_KEPT:
             return text
         self._asides += len(text)
         self._held.append((event, {}))
@@ -190,7 +203,7 @@ class StreamTap(BaseTap):
         if top is None:
             if data.strip():
                 self.begun = True
-                self.collector.fault("invalid_json")
+                self.collector.fault(INVALID_JSON)
             self._dropped = names_verdict(data)
             return b"" if self._dropped else b"".join(event.lines)
         if not is_null(top.get("error")):
@@ -200,7 +213,7 @@ class StreamTap(BaseTap):
             return self._fail("too_large")
         choices = read_objects(top["choices"]) if "choices" in top else None
         if choices is None:
-            self.collector.fault("invalid_json")
+            self.collector.fault(INVALID_JSON)
             return self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines)
         self.collector.response_later(top, len(data))
         usage = not is_null(top.get("usage"))
@@ -308,62 +321,6 @@ class StreamTap(BaseTap):
         self.fault = fault
         self.collector.fault(fault)
         return self._release(None) + error_frame(fault)
-
-
-class UndeclaredTap(StreamTap):
-    """A stream under a content type that is not one of streams.
-
-    Clients look for events all the same, so a backend must not get past us by a header. Where not one event
-    came, it was some other page, which passes as it is; what begins like JSON does once it is whole, less what could
-    pose as a verdict.
-    """
-
-    def __init__(self, prepared: Prepared, model_name: str, strings: TokenStrings | None, allowed: Allowed) -> None:
-        super().__init__(prepared, model_name, strings, allowed)
-        self._start: bytearray | None = bytearray()
-        self._json = False
-
-    @property
-    def held(self) -> int:
-        """See Tap."""
-        return super().held + len(self._start or b"")
-
-    @property
-    def large(self) -> bool:
-        """See Tap."""
-        return super().large or len(self._start or b"") > LARGE
-
-    def _feed(self, data: bytes) -> bytes:
-        """As of a stream, unless it begins like JSON."""
-        if self._start is None or self.failed or self._closed:
-            return super()._feed(data)
-        self._start += data
-        if not self._json:
-            kind = kind_of(bytes(self._start[:START]))
-            if kind not in (None, Kind.JSON):
-                start, self._start = bytes(self._start), None
-                return super()._feed(start)
-            self._json = kind is Kind.JSON
-        if len(self._start) > self.allowed.body:
-            self._start = None
-            return self._fail("too_large")
-        return b""
-
-    def _close(self, fault: str | None) -> bytes:
-        """As of a stream, if it was one."""
-        if self._start is not None and not self._closed:
-            start, self._start = bytes(self._start), None
-            self._closed = self.failed = True
-            self.cut = fault is not None
-            self.collector.fault(fault or "upstream_error")
-            return without_verdict(start)
-        if self._closed or self.done or self.erred or self.failed or self.collector.choices:
-            return super()._close(fault)
-        self._closed = self.failed = True
-        self.cut = fault is not None
-        self.collector.fault(fault or "upstream_error")
-        rest = self._splitter.rest()
-        return b"" if rest is None else b"".join(line for line in rest.lines if not poses_as_verdict(line))
 
 
 def _ended(data: bytes) -> bytes:

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Raw
 
 from policies.evidence import Endpoint
-from policies.message import Message
+from policies.message import Message, Place
 from proxy.tap.claim import ROOM, Row, Rows, SmallChat, SmallCompletions, token_ids
 from proxy.tap.rawjson import NULL, Object
-from proxy.tap.shown import Shown, of_message
+from proxy.tap.shown import Shown, of_message, stands_elsewhere
 
 
 class ChatChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ _one_text = msgspec.json.Decoder(TextChunk)
 
 def read_together(endpoint: Endpoint, choices: Sequence[Object]) -> list[Part] | None:
     """What choices of a stream's chunks say, in their order; None where one of them is not as engines write it."""
-    said = "delta" if endpoint == "chat" else "text"
+    said: Place = "delta" if endpoint == "chat" else "text"
     try:
         text = b"],[".join([b",".join(_three(choice, said)) for choice in choices])
         chunks: list[Any] = (_chat if endpoint == "chat" else _text).decode(b"[[%b]]" % text)
@@ -111,8 +111,8 @@ def _columns(chunks: Sequence[Any]) -> tuple[list[list[int]], list[str], list[fl
     return [[1 + len(top) for top in claim.top_logprobs] for claim in claims], tokens, values
 
 
-def _three(choice: Object, said: str) -> tuple[Raw, Raw, Raw]:
-    if said == "text" and "delta" in choice:
+def _three(choice: Object, said: Place) -> tuple[Raw, Raw, Raw]:
+    if stands_elsewhere(choice, said):
         raise ValueError("a choice of another endpoint")
     return choice[said], choice.get("token_ids", NULL), choice.get("logprobs", NULL)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import LARGE, BaseTap, error_body
+from proxy.tap.base import INVALID_JSON, LARGE, BaseTap, error_body
 from proxy.tap.forged import without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import is_null, read_object, write
@@ -62,7 +62,7 @@ class WholeTap(BaseTap):
         return self.ended(fault)
 
     def over(self, fault: str) -> bytes:
-        """What the client gets of a body over a bound."""
+        """What the client gets instead of a body that is not passed on."""
         self.failed = True
         self.fault = fault
         self.collector.fault(fault)
@@ -74,19 +74,30 @@ class WholeTap(BaseTap):
             return self.over("too_deep")
         top = read_object(body)
         if top is None:
-            self.collector.fault("invalid_json")
-            return without_verdict(body)
-        if not is_null(top.get("error")) and is_null(top.get("choices")):
-            self.collector.fault("upstream_error")
-            return without_verdict(body)
+            return self.unreadable(body)
+        if is_null(top.get("choices")):
+            self.collector.fault(INVALID_JSON if is_null(top.get("error")) else "upstream_error")
+            return self._renamed(without_verdict(body))
         if self.collector.too_many(top):
             return self.over("too_large")
         result = self.whole(top)
         if result is None:
-            self.collector.fault("invalid_json")
-            return without_verdict(body)
+            return self.over(INVALID_JSON)
         shown, changed = result
         return write(shown) if changed else body
+
+    def unreadable(self, body: bytes) -> bytes:
+        """What the client gets of a body that is no JSON object. Nothing could be hidden in it, and a client that waits
+        for an object would take it for text, or break over it."""
+        if body.strip():
+            return self.over(INVALID_JSON)
+        self.collector.fault(INVALID_JSON)
+        return body
+
+    def _renamed(self, body: bytes) -> bytes:
+        """An object that is no answer, under the model's public name."""
+        top = read_object(body)
+        return write(top) if top is not None and self.view.response(top) else body
 
 
 class PassTap(BaseTap):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from policies.settings import TimeoutSettings
+from policies.settings import TimeoutSettings, hash_key
 from proxy.relay.transport import AiohttpTransport, UpstreamRequest
 from tests.proxy.conftest import Rig
 from tests.support import wire
-from tests.support.fake_backend import Close, FakeBackend, Script, Step
-from tests.support.waiting import until, wait_until
+from tests.support.fake_backend import Close, FakeBackend, PeerCloses, Script, Step, Until
+from tests.support.waiting import PATIENCE, until, wait_until
 
 STREAM = b"".join(map(wire.chunk, wire.FRAMES))
 WHOLE = wire.whole(wire.BODY)
@@ -48,8 +49,43 @@ def test_a_stream_that_is_whole_is_one(rig: Rig, more: str, cut: str) -> None:
         answer = rig.chat(stream=True)
         assert (answer.status_code, answer.content) == (200, expected)
         evidence = rig.evidence(answer.headers["x-countersign-id"])
-        assert (evidence.complete, evidence.faults, len(evidence.output_ids)) == (True, (), 3)
+        faults = ("after_end",) if more == "events" else ()
+        assert (evidence.complete, evidence.faults, len(evidence.output_ids)) == (True, faults, 3)
     assert rig.proxy.services.backends.all[0].breaker.failures == 0
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.relay.streamed._FINISH_SECONDS", PATIENCE)
+
+
+@pytest.mark.parametrize("mode", ["async", "inline"])
+@pytest.mark.usefixtures("_patient")
+def test_events_behind_the_end_are_nobodys(rig: Rig, mode: str) -> None:
+    """However many they are, and whoever goes on reading."""
+    more = wire.chunk(wire.CONTENT[0] * 20)
+    rig.backend.script = [wire.SSE_HEAD + STREAM, *[more] * 2000]
+    before = _metric(rig)
+    with rig.worker("pass", hash_key("")):
+        answer = rig.chat({"x-countersign-mode": mode}, stream=True)
+    assert answer.content.count(b'"One"') == 1
+    assert answer.content.endswith(wire.DONE)
+    wait_until(lambda: rig.backend.busy == 0)
+    assert len(rig.backend.last.sent) < 2000
+    wait_until(lambda: _metric(rig) == before + 1)
+    assert rig.evidence(answer.headers["x-countersign-id"]).complete
+
+
+@pytest.mark.usefixtures("_patient")
+def test_later_events_close_the_connection(rig: Rig) -> None:
+    go = threading.Event()
+    rig.backend.script = [wire.SSE_HEAD + STREAM, Until(go), wire.chunk(wire.CONTENT[0]), PeerCloses()]
+    before = _metric(rig)
+    answer = rig.chat(stream=True)
+    go.set()
+    assert answer.content.count(b'"One"') == 1
+    assert rig.backend.last.peer_closed.wait(PATIENCE)
+    wait_until(lambda: _metric(rig) == before + 1)
 
 
 @pytest.mark.parametrize("cut", CUTS)

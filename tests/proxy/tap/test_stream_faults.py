@@ -67,9 +67,49 @@ def test_missing_blank_line_at_the_end() -> None:
     assert tap.evidence()[0].complete
 
 
-def test_nothing_after_done() -> None:
-    tap = stream_tap()
-    assert run(tap, stream() + chunk(choice())) == plain()
+@pytest.mark.parametrize("cut", [0, 1, 20])
+@pytest.mark.parametrize("kind", ["text/event-stream", "text/plain", "application/json"])
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        (chunk(choice()), True),
+        (chunk(choice())[:-2], True),
+        (b": ping\n\n" * 3 + chunk(choice()), True),
+        (b"data: x\n\n", True),
+        (b"data: x\r\n\r\n", True),
+        (b'data: {"error": {"message": "x"}}\n\n', True),
+        (b"\r\n\n" + DONE + usage_chunk(), True),
+        (b"\n", False),
+        (b"\r\n\r\n", False),
+        (b": ping\n\n", False),
+        (b"event: x\nid: 1\n\n", False),
+        (b"data:\n\n", False),
+        (DONE, False),
+        (DONE[:-2], False),
+    ],
+)
+def test_nothing_after_done(more: bytes, fault: bool, kind: str, cut: int) -> None:
+    """Nor is it part of the evidence; only that it came."""
+    tap = open_tap(prepared(stream=True), "m", content_type=kind)
+    text = stream()
+    out = tap.feed(text[: len(text) - cut])
+    out += tap.feed(text[len(text) - cut :] + more[:7]) + tap.feed(more[7:]) + tap.close()
+    assert out + tap.done == plain()
+    (evidence,) = tap.evidence()
+    assert evidence.faults == (("after_end",) if fault else ())
+    assert evidence.complete
+    assert evidence.output_ids.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("more", [b"data: " + b"x" * 5000, b"data: x\n\n" * 1000])
+def test_a_flood_after_done_breaks_nothing(more: bytes) -> None:
+    tap = stream_tap(bounds=BoundsSettings(line_bytes=4000))
+    out = tap.feed(stream()) + tap.feed(more) + tap.close()
+    assert out + tap.done == plain()
+    assert not tap.failed
+    assert tap.held < 20_000
+    (evidence,) = tap.evidence()
+    assert (evidence.faults, evidence.complete) == (("after_end",), True)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])

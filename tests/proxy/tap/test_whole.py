@@ -14,7 +14,7 @@ from policies.evidence import Endpoint
 from policies.settings import BoundsSettings
 from proxy.tap import open_tap
 from proxy.tap.types import Tap
-from tests.proxy.tap.bodies import DONE, USAGE, backend, body, entry, prepared, run, whole_tap
+from tests.proxy.tap.bodies import DONE, USAGE, backend, body, entry, prepared, run, stream, whole_tap
 from tests.proxy.tap.compare import frames
 
 
@@ -129,13 +129,44 @@ def test_false_verdicts_go() -> None:
     assert b"countersign" not in run(whole_tap(), encoded(value))
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"<html>", b'{"choices": 3}', b"\xff\xfe", b"{}"])
-def test_bodies_that_cannot_be_read_pass(text: bytes) -> None:
-    tap = whole_tap()
-    assert run(tap, text) == text
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"{", b"[]", b"<html>", b'{"choices": 3}', b'{"choices": [1]}', b"\xff\xfe", b"null", b'"x"'),
+        encoded(body())[:-1],
+        encoded(body()) + b"x",
+        encoded([body()]),
+        stream(),
+        b": ping\n\n" + stream(),
+        b"x\n" + stream(),
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
+def test_bodies_that_cannot_be_read_are_an_error(kind: str, text: bytes) -> None:
+    """Nothing could be hidden in them."""
+    tap = open_tap(prepared(), "m", content_type=kind)
+    error = json.loads(run(tap, text))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "invalid_json")
+    assert (tap.failed, tap.fault) == (True, "invalid_json")
     (evidence,) = tap.evidence()
     assert evidence.faults == ("invalid_json",)
     assert not evidence.complete
+
+
+@pytest.mark.parametrize("text", [b"", b"\r\n", b"{}", b'{"detail": "busy"}', b'{"choices": null, "x": 1.0e1}'])
+def test_bodies_with_nothing_in_them_pass(text: bytes) -> None:
+    tap = whole_tap()
+    assert run(tap, text) == text
+    assert not tap.failed
+    (evidence,) = tap.evidence()
+    assert evidence.faults == ("invalid_json",)
+    assert not evidence.complete
+
+
+@pytest.mark.parametrize("text", [b'{"model":"m","x" : 1}', b'{"model":"m","error":{"message":"x"}}'])
+def test_other_objects_have_the_public_name(text: bytes) -> None:
+    tap = open_tap(prepared(), "public", content_type="application/json")
+    assert json.loads(run(tap, text)) == json.loads(text) | {"model": "public"}
 
 
 def test_error_with_status_200() -> None:
