@@ -76,7 +76,7 @@ def _asking(
     head %= (more if times > 1 else more + b"connection: close\r\n", len(whole))
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(20)
+        client.settimeout(PATIENCE)
         client.connect(("127.0.0.1", port))
         client.sendall((head + (whole if body is None else body)) * times)
         yield client
@@ -104,11 +104,16 @@ def _told(serving: Serve) -> list[dict[str, Any]]:
     return told
 
 
+def _records(valkey: Valkey) -> list[bytes]:
+    """Keys of evidence and verdicts."""
+    with valkey.client() as client:
+        return [*client.scan_iter(evidence_key("*")), *client.scan_iter(verdict_key("*"))]
+
+
 def _record(valkey: Valkey) -> Any:
     """Evidence or verdict of the only answer there was."""
+    (key,) = _records(valkey)
     with valkey.client() as client:
-        keys: list[bytes] = [*client.scan_iter(evidence_key("*")), *client.scan_iter(verdict_key("*"))]
-        (key,) = keys
         data: Any = client.get(key)
         return codec.unpack(data)[0] if b"evidence" in key else orjson.loads(data)
 
@@ -196,7 +201,8 @@ def test_a_body_that_is_still_sent_is_not_waited_for(serving: Serve, backend: Fa
     _told(serving)
 
 
-def test_one_that_ends_in_time_ends_well(serving: Serve, backend: FakeBackend) -> None:
+def test_one_that_ends_in_time_ends_well(start: Start, backend: FakeBackend) -> None:
+    serving = start("--drain", f"{PATIENCE:g}")
     go = threading.Event()
     backend.script = [*BEGUN, Until(go), *wire.stream()[4:]]
     with _asking(_port(serving), stream=True) as client:
@@ -260,10 +266,12 @@ def test_nor_what_is_cut_of_others(make_rig: Callable[..., Rig], caplog: pytest.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_waits_for_its_verdict_goes_without(serving: Serve, backend: FakeBackend, stream: bool) -> None:
+def test_an_answer_that_waits_for_its_verdict_goes_without(
+    serving: Serve, backend: FakeBackend, valkey: Valkey, stream: bool
+) -> None:
     backend.script = wire.stream() if stream else [wire.whole(wire.BODY)]
     with _asking(_port(serving), more=b"x-countersign-mode: inline\r\n", stream=stream) as client:
-        wait_until(lambda: backend.requests and not backend.busy)
+        wait_until(lambda: _records(valkey))
         serving.process.send_signal(signal.SIGTERM)
         got = _rest(client)
         assert serving.wait() == 0

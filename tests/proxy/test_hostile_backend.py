@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.test_serve import Serve
+from tests.support import wire
 from tests.support.hostile import Hostile, kinds
 from tests.support.waiting import PATIENCE
 
@@ -84,15 +86,17 @@ def _answer(proxy: Serve, hostile: Hostile, kind: str) -> tuple[bytes, bytes, in
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         first, last = b"", b""
-        while data := client.recv(1 << 20):
-            first, last = first or data, (last + data)[-2000:]
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 20):
+                first, last = first or data, (last + data)[-2000:]
     return first, last, _kib(process, "VmHWM") - before
 
 
 @pytest.mark.parametrize("kind", [*STREAMS, *HEADS])
 def test_a_stream_without_end(proxy: Serve, hostile: Hostile, kind: str) -> None:
     first, last, grown = _answer(proxy, hostile, kind)
-    assert b'{"error":' in last
+    # Who has not taken all of it when its time is over is cut off.
+    assert b'{"error":' in last or not last.endswith(wire.LAST_CHUNK)
     assert b"[DONE]" not in last
     assert first.startswith((b"HTTP/1.1 200", b"HTTP/1.1 502", b"HTTP/1.1 504"))
     assert grown < MOST_KEPT
