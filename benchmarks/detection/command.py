@@ -3,15 +3,14 @@
 countersign bench detection --recordings DIR --output DIR    judge the recordings (see `record`), arm by arm
 countersign bench detection --output DIR                     the report again, from the rows that are there
 
-Arms that have their rows are not judged again. Live cheats are `countersign attack run … --output DIR`, whose folder
-`countersign bench report DIR` reads as well.
+Answers that have their judgement are not judged again. Live cheats are `countersign attack run … --output DIR`, whose
+folder `countersign bench report DIR` reads as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any
 
 from benchmarks.detection.attacks import Arm, arms
 from benchmarks.detection.evidence import recorded_names
-from benchmarks.detection.judging import Profiles, Row, calibrate, judge
+from benchmarks.detection.judging import Profiles, calibrate, judge, wanted
 from benchmarks.detection.report import SUMMARY, remake
-from benchmarks.detection.rows import ROWS, read_rows, write_rows
+from benchmarks.detection.rows import ROWS, append_rows, judged, read_rows
+from benchmarks.detection.tables import by_arm
 from benchmarks.harness import config, machine
-from benchmarks.harness.metadata import FILE
+from benchmarks.harness.metadata import FILE, Metadata
 from benchmarks.harness.plan import Plan
 from benchmarks.harness.progress import Bar, Clock
 from policies.errors import CountersignError
@@ -31,26 +31,28 @@ from policies.errors import CountersignError
 BENCH = "detection"
 ANSWERS_PER_SECOND = 60.0
 """Judged on one core, about."""
+REPORT_SECONDS = 20.0
+"""Tables and plots, about."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge or only report; returns 0. Raises CountersignError."""
+    """Judge or only report; 1 when an answer could not be judged. Raises CountersignError."""
     options = config.parse(parser(), BENCH, list(argv or ()))
-    if options.recordings is None:
-        if options.dry_run:
-            raise CountersignError("bench detection: --dry-run needs --recordings: without them nothing is judged")
-    else:
+    if options.recordings is not None:
         planned = list(_arms(options))
         if options.dry_run:
             print(plan(options, planned).text())
             return 0
         _judge_all(options, planned)
+    elif options.dry_run:
+        print(_report_alone(options).text())
+        return 0
     try:
-        remake(options.output, plots=not options.no_plots)
+        _, failed = remake(options.output, plots=not options.no_plots)
     except OSError as error:
         raise CountersignError(f"bench detection: {error.filename}: {error.strerror}") from error
     print(f"wrote {options.output / SUMMARY}", flush=True)
-    return 0
+    return 1 if failed else 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,58 +79,81 @@ def _arms(options: argparse.Namespace) -> list[Arm]:
 
 def plan(options: argparse.Namespace, planned: Sequence[Arm]) -> Plan:
     """What would be judged."""
-    known = {row["arm"] for row in _known(options)}
-    todo = [arm for arm in planned if arm.name not in known]
+    known = _known(options)
+    left = {arm.name: len(wanted(arm).keys() - known.get(arm.name, set())) for arm in planned}
     return Plan(
         f"bench detection, to {options.output}",
         [arm.name for arm in planned],
         [["arm", "kind", "answers", "what"], *([a.name, a.kind, str(len(a.answers)), a.about] for a in planned)],
         [f"{arm.name}: {len(arm.answers)} answers" for arm in planned],
-        done=len(planned) - len(todo),
-        seconds=sum(len(arm.answers) for arm in todo) / ANSWERS_PER_SECOND,
+        done=sum(not count for count in left.values()),
+        seconds=sum(left.values()) / ANSWERS_PER_SECOND,
         basis=f"{ANSWERS_PER_SECOND:g} answers a second",
         facts=[text] if (text := config.about(BENCH, options.config)) else [],
     )
 
 
-def _known(options: argparse.Namespace) -> list[Row]:
+def _report_alone(options: argparse.Namespace) -> Plan:
+    """Without recordings: what the report would be made of."""
     path = options.output / ROWS
-    return read_rows(path) if options.resume and path.exists() else []
+    groups = by_arm(read_rows(path) if path.exists() else [])
+    return Plan(
+        f"bench detection, to {options.output}",
+        list(groups) or ["none"],
+        [["arm", "rows"], *([name, str(len(rows))] for name, rows in groups.items())],
+        [],
+        seconds=REPORT_SECONDS,
+        basis="tables and plots",
+        facts=["Without --recordings nothing is judged: the report is made again of the rows that are there."],
+    )
+
+
+def _known(options: argparse.Namespace) -> dict[str, set[int]]:
+    """By arm, the answers that have their judgement."""
+    path = options.output / ROWS
+    rows = judged(read_rows(path)) if options.resume and path.exists() else []
+    return {name: {int(row["answer"]) for row in group} for name, group in by_arm(rows).items()}
 
 
 def _judge_all(options: argparse.Namespace, planned: Sequence[Arm]) -> None:
-    load, clock, bar = machine.load(), Clock(), Bar(BENCH)
-    profiles = calibrate(options.recordings, runtime=options.runtime, engine=options.engine)
-    rows = _known(options)
-    known = {row["arm"] for row in rows}
-    todo = [arm for arm in planned if arm.name not in known]
+    began, load = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine.load()
+    clock, bar = Clock(), Bar(BENCH)
     options.output.mkdir(parents=True, exist_ok=True)
-    answers = {arm.name: float(len(arm.answers)) for arm in todo}
+    if not options.resume:
+        for name in (ROWS, FILE):
+            (options.output / name).unlink(missing_ok=True)
+    known = _known(options)
+    todo = [arm for arm in planned if wanted(arm).keys() - known.get(arm.name, set())]
+    if not todo:
+        return
+    metadata = Metadata(options.output / FILE, BENCH, _what(options), _shown(options), began=began, load=load)
+    bar.say("making the profiles")
+    profiles = calibrate(options.recordings, runtime=options.runtime, engine=options.engine)
+    metadata.note(calibration=_calibration(profiles))
+    answers = {arm.name: float(len(wanted(arm).keys() - known.get(arm.name, set()))) for arm in todo}
     for place, arm in enumerate(todo):
         bar.show(arm.name, place, len(todo), clock.left({"answers": sum([*answers.values()][place:])}))
-        began = time.monotonic()
-        rows += judge(arm, profiles)
-        clock.learn("answers", answers[arm.name], time.monotonic() - began)
-        write_rows(options.output / ROWS, rows)
+        start = clock.elapsed
+        append_rows(options.output / ROWS, judge(arm, profiles, known.get(arm.name, set())))
+        clock.learn("answers", answers[arm.name], clock.elapsed - start)
     bar.show("judged", len(todo), len(todo), None, last=True)
-    found = _metadata(options, profiles) | {"load_before": round(load, 2), "seconds": round(clock.elapsed, 1)}
-    (options.output / FILE).write_text(json.dumps(found, indent=1) + "\n")
+    metadata.end(clock.elapsed)
 
 
-def _metadata(options: argparse.Namespace, profiles: Profiles) -> dict[str, Any]:
+def _what(options: argparse.Namespace) -> dict[str, Any]:
     made = options.recordings / "made.json"
-    described = machine.describe()
+    recorded = json.loads(made.read_text()) if made.is_file() else {}
+    return {"recorded": recorded, "runtime": options.runtime, "engine": options.engine}
+
+
+def _shown(options: argparse.Namespace) -> dict[str, Any]:
+    shown = {name: value for name, value in vars(options).items() if name not in ("output", "dry_run")}
+    return shown | {"recordings": options.recordings.name}
+
+
+def _calibration(profiles: Profiles) -> dict[str, Any]:
     return {
-        "benchmark": BENCH,
-        "recorded": json.loads(made.read_text()) if made.is_file() else {},
-        "judged": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": described["python"],
-        "machine": described,
-        "runtime": options.runtime,
-        "engine": options.engine,
-        "calibration": {
-            name: {"answers": profile.responses, "tokens": profile.tokens, "cells": len(profile.cells)}
-            for name, profile in (("dense", profiles.dense), ("experts", profiles.experts))
-            if profile is not None
-        },
+        name: {"answers": profile.responses, "tokens": profile.tokens, "cells": len(profile.cells)}
+        for name, profile in (("dense", profiles.dense), ("experts", profiles.experts))
+        if profile is not None
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.detection.attacks import Arm
 from benchmarks.detection.evidence import MODEL, PRECISION, REFERENCE, Answer, load, recorded_names
+from benchmarks.harness.rows import told, unplaced
 from policies import distance, lmcv, margin, rivals, routing, selection, structure
 from policies.checks import Check, VerdictWord
 from policies.evidence import Evidence, Replay
@@ -66,13 +67,35 @@ def _fit(folder: Path, conditions: dict[str, str], runtime: str, engine: str) ->
     return fit(rows, ProfileKey(MODEL, runtime, PRECISION, REFERENCE, engine))
 
 
-def judge(arm: Arm, profiles: Profiles) -> list[Row]:
-    """One row per replayed answer."""
-    return [
-        row(arm, number, answer, profiles.of(answer))
+def wanted(arm: Arm) -> dict[int, Answer]:
+    """The answers of an arm that are judged, by their number: replayed ones that no profile is made of."""
+    return {
+        number: answer
         for number, answer in enumerate(arm.answers)
         if answer.replay is not None and not _calibrates(arm.name, number)
-    ]
+    }
+
+
+def judge(arm: Arm, profiles: Profiles, known: Collection[int] = ()) -> list[Row]:
+    """One row per answer that is wanted and not `known`; one that cannot be judged says why in `error`."""
+    return [_judged(arm, number, answer, profiles) for number, answer in wanted(arm).items() if number not in known]
+
+
+def _judged(arm: Arm, number: int, answer: Answer, profiles: Profiles) -> Row:
+    try:
+        return row(arm, number, answer, profiles.of(answer))
+    except Exception as error:
+        return _place(arm, number, answer) | {"error": unplaced(told(error))}
+
+
+def _place(arm: Arm, number: int, answer: Answer) -> Row:
+    return {
+        "arm": arm.name,
+        "kind": arm.kind,
+        "answer": number,
+        "temperature": round(answer.evidence.sampling.temperature, 3),
+        "tokens": len(answer.evidence.output_ids),
+    }
 
 
 def _calibrates(name: str, number: int) -> bool:
@@ -91,14 +114,7 @@ def row(arm: Arm, number: int, answer: Answer, profile: Profile | None) -> Row:
     ]
     if evidence.routed_experts is not None:
         checks.append(routing.check(evidence, replay, profile))
-    found: Row = {
-        "arm": arm.name,
-        "kind": arm.kind,
-        "answer": number,
-        "temperature": round(evidence.sampling.temperature, 3),
-        "tokens": len(evidence.output_ids),
-        "verdict": combine(checks, audited=True).word.value,
-    }
+    found = _place(arm, number, answer) | {"verdict": combine(checks, audited=True).word.value}
     for check in checks:
         found |= _flat(check)
     metrics = lmcv.summarise(lmcv.compare(evidence, replay))

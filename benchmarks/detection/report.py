@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,9 +9,10 @@ from typing import Any, TypeVar
 from benchmarks.detection import curves, tables
 from benchmarks.detection.curves import FALSE_ALARMS, LENGTH, POWERS, STATISTICS, Paths, Roc
 from benchmarks.detection.judging import Row
-from benchmarks.detection.rows import ROWS, read_rows
+from benchmarks.detection.rows import CSV, ROWS, broken, judged, read_rows
+from benchmarks.detection.rows import write_csv as write_rows
+from benchmarks.harness import machine, metadata
 from benchmarks.harness.markdown import markdown, table
-from benchmarks.harness.metadata import FILE
 from benchmarks.harness.rows import write_csv
 
 T = TypeVar("T")
@@ -22,13 +22,18 @@ SHOWN = (
     *("fp8", "kv-fp8", "int8", "int4", "perturbed", "hidden", "hot", "moe-fp8", "second-pass", "fp8 spoofed"),
     *("fp8 spoofed, rival omitted", "fp8 spoofed, bent", "fp8-rounded spoofed, bent", "kv-fp8 spoofed, bent"),
 )
+SHOWN_ERRORS = 20
 POWER_CSV, ROC_CSV = "power.csv", "roc_128.csv"
 
 
-def remake(folder: Path, plots: bool = True) -> str:
-    """Write the report of a folder; returns its text. Raises OSError when there are no rows."""
-    rows = read_rows(folder / ROWS)
-    metadata = json.loads((folder / FILE).read_text())
+def remake(folder: Path, plots: bool = True) -> tuple[str, int]:
+    """Write the report of a folder; returns its text, and how many answers could not be judged.
+
+    Raises OSError when there are no rows, CountersignError for damaged files.
+    """
+    every, meta = read_rows(folder / ROWS), metadata.read(folder / metadata.FILE)
+    rows, failed = judged(every), broken(every)
+    write_rows(folder / CSV, every)
     found = {name: curves.paths(group) for name, group in _arms(rows).items()}
     compared = compare(rows)
     honest = curves.honest(rows)
@@ -40,9 +45,9 @@ def remake(folder: Path, plots: bool = True) -> str:
 
         shown = {statistic: _shown(arms) for statistic, arms in compared.items()}
         drawn = draw(folder, _shown(found), curves.paths(honest) if honest else None, shown)
-    text = summary(rows, metadata, found, compared, drawn)
-    (folder / SUMMARY).write_text(text)
-    return text
+    text = summary(rows, meta, found, compared, drawn, failed)
+    (folder / SUMMARY).write_text(text, encoding="utf-8")
+    return text, len(failed)
 
 
 def _shown(arms: Mapping[str, T]) -> dict[str, T]:
@@ -88,19 +93,16 @@ def roc_rows(compared: Mapping[str, Mapping[str, Roc]]) -> list[dict[str, Any]]:
 
 def summary(
     rows: Sequence[Row],
-    metadata: Mapping[str, Any],
+    meta: Mapping[str, Any],
     found: Mapping[str, Paths],
     compared: Mapping[str, Mapping[str, Roc]],
     drawn: Sequence[str] = (),
+    failed: Sequence[Row] = (),
 ) -> str:
     """Every table, as Markdown."""
-    calibration = ", ".join(
-        f"{name}: {found['answers']} answers, {found['tokens']} tokens, {found['cells']} cells"
-        for name, found in metadata["calibration"].items()
-    )
     parts = [
         "# Detection on recorded answers",
-        f"{metadata['engine']}. {len(rows)} judgements; profiles made of other prompts ({calibration}).",
+        *_head(meta, len(rows)),
         "Every answer is audited once in form `full`. The last column is the median, over random orders, of how many "
         "answers and tokens it takes until the evidence of all checks together reaches 1,000,000 (`policies.betting`).",
         "## Honest",
@@ -124,8 +126,32 @@ def summary(
         ),
         "## LMCV's rules as they stand (made for other models and other K)",
         markdown(tables.strangers(rows)),
+        *_broken(failed),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _head(meta: Mapping[str, Any], judgements: int) -> list[str]:
+    last = meta["runs"][-1]
+    made = next((run["calibration"] for run in reversed(meta["runs"]) if "calibration" in run), {})
+    calibration = ", ".join(
+        f"{name}: {found['answers']} answers, {found['tokens']} tokens, {found['cells']} cells"
+        for name, found in made.items()
+    )
+    mark = metadata.busy(meta, "Judgements do not depend on it.")
+    return [
+        f"{meta['what']['engine']}. {judgements} judgements; profiles made of other prompts ({calibration}). Judged "
+        f"{last['began']}: {machine.words(last['machine'])}.",
+        *([mark] if mark else []),
+    ]
+
+
+def _broken(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    shown = [f"- {row['arm']}, answer {row['answer']}: {row['error']}" for row in rows[:SHOWN_ERRORS]]
+    more = [f"- and {len(rows) - SHOWN_ERRORS} more"] if len(rows) > SHOWN_ERRORS else []
+    return ["## Answers that could not be judged", "\n".join([*shown, *more])]
 
 
 def _power(found: Mapping[str, Paths]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.detection.rows import ROWS
 from benchmarks.standing import cheating, evidence, honest, rivals
 from benchmarks.standing.evidence import Answer
 from benchmarks.standing.report import CHEATS, HONEST, METADATA, RIVALS, SUMMARY, read, remake
@@ -62,7 +63,7 @@ def simulate(arguments: argparse.Namespace) -> None:
 
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
-    arms = evidence.recorded(arguments.recorded / "h200" / "rows.csv.gz")
+    arms = evidence.recorded(arguments.recorded / "h200" / ROWS)
     honest_arms = honest_of(arms)
     live = [
         answers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.adversary.score import CALIBRATED, tokens_of
 from benchmarks.detection.judging import as_choice
-from benchmarks.detection.rows import read_rows
+from benchmarks.detection.rows import judged, read_rows
 from benchmarks.detection.tables import by_arm
 from policies import coverage
 from policies.unit import EXACT, PROCESSES, outcomes
@@ -64,7 +64,7 @@ def of_outcomes(found: Outcomes, tokens: int = 64) -> Answer:
 
 def recorded(path: Path) -> dict[str, tuple[str, list[Answer]]]:
     """Kind (`honest`, `twin`, `cheat`) and answers of every arm in the rows of `countersign bench detection`."""
-    groups = by_arm(read_rows(path))
+    groups = by_arm(judged(read_rows(path)))
     return {name: (rows[0]["kind"], [_of_row(row) for row in rows]) for name, rows in groups.items()}
 
 
@@ -74,7 +74,7 @@ def live(path: Path) -> list[list[Answer]]:
     for line in path.read_text().splitlines():
         row = json.loads(line)
         if row["attack"] in HONEST_ON_CPU:
-            groups.setdefault(row["attack"], []).extend(_of_choice(choice) for choice in row["choices"])
+            groups.setdefault(row["attack"], []).extend(_of_choice(choice) for choice in row.get("choices", ()))
     return list(groups.values())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 
 from benchmarks.detection import attacks, command, curves, judging, report, tables
-from benchmarks.detection.evidence import load, recorded_names
+from benchmarks.detection.evidence import Answer, load, recorded_names
 from benchmarks.detection.prompts import CALIBRATION_PROMPTS, LONG_PROMPTS, PROMPTS
-from benchmarks.detection.rows import ROWS, read_rows, write_rows
+from benchmarks.detection.rows import CSV, ROWS, append_rows, broken, judged, read_rows
 from benchmarks.detection.variants import VARIANTS
+from benchmarks.harness import metadata
 from benchmarks.questions import CALIBRATION, DEMO
 from policies import margin, selection
 from policies.checks import Result
+from policies.errors import CountersignError
 from tests.policies import recorded
 from tests.policies.test_margin import PROFILE
 
@@ -96,12 +100,23 @@ def test_prompts_of_different_purposes_do_not_overlap() -> None:
     assert len({prompt for prompts in purposes for prompt in prompts}) == sum(map(len, purposes))
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
-    rows = [{"arm": "a", "tokens": 12, "score": 0.125, "reason": "x: y, z", "gone": None}, {"arm": "b", "tokens": 0}]
-    write_rows(tmp_path / "rows.csv.gz", rows)
-    back = read_rows(tmp_path / "rows.csv.gz")
-    assert back[0] == rows[0]
-    assert (back[1]["tokens"], back[1]["score"]) == (0, None)
+def test_rows_survive_the_file_and_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / ROWS
+    append_rows(path, [{"arm": "a", "tokens": 12, "score": 1 / 8, "reason": "x: y, z", "gone": None}])
+    whole = path.read_bytes()
+    append_rows(path, [{"arm": "b", "tokens": np.int64(0), "far": np.float32(1 / 3), "odd": math.inf}])
+    first = {"arm": "a", "tokens": 12, "score": 0.125, "reason": "x: y, z"}
+    second = {"arm": "b", "tokens": 0, "far": pytest.approx(1 / 3, abs=1e-6), "odd": math.inf}
+    assert read_rows(path) == [first, second]
+    torn = path.read_bytes()[:-3]
+    path.write_bytes(torn)
+    assert read_rows(path) == [first]
+    append_rows(path, [{"arm": "c"}])
+    assert read_rows(path) == [first, {"arm": "c"}]
+    for damage in (whole + b"no part of it", gzip.compress(b"[1]\n"), gzip.compress(b"{")):
+        path.write_bytes(damage)
+        with pytest.raises(CountersignError, match="is damaged"):
+            read_rows(path)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +130,7 @@ def test_the_committed_tables_come_from_the_committed_rows(tmp_path: Path) -> No
     assert command.main(["--output", str(tmp_path), "--no-plots"]) == 0
     made = [*tmp_path.iterdir()]
     assert {path.name for path in made} >= {report.SUMMARY, report.POWER_CSV, report.ROC_CSV}
+    assert gzip.decompress((tmp_path / CSV).read_bytes()) == gzip.decompress((RESULTS / CSV).read_bytes())
     drawn = [line for line in (RESULTS / report.SUMMARY).read_text().splitlines(True) if line.startswith("![")]
     for path in made:
         committed = (RESULTS / path.name).read_text() if path.suffix != ".gz" else ""
@@ -147,28 +163,100 @@ def test_evidence_over_tokens(committed: list[judging.Row]) -> None:
     assert caught.power(np.array([16.0, 3000.0])).tolist() == [0.0, 1.0]
 
 
-def test_judging_goes_on_arm_by_arm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: list[str] = []
+Judged = tuple[str, int]
 
-    def judge(arm: attacks.Arm, profiles: object) -> list[judging.Row]:
-        judged.append(arm.name)
-        if arm.name == "fp8 spoofed" and judged.count(arm.name) == 1:
-            raise KeyboardInterrupt
-        return [{"arm": arm.name, "kind": arm.kind, "tokens": 3, "temperature": 0}]
 
-    monkeypatch.setattr(command, "judge", judge)
+@pytest.fixture
+def judgements(monkeypatch: pytest.MonkeyPatch) -> list[Judged]:
+    """What was judged so far, of arms and answers; a judgement here says nothing but that."""
+    found: list[Judged] = []
+
+    def row(arm: attacks.Arm, number: int, answer: Answer, profile: object) -> judging.Row:
+        found.append((arm.name, number))
+        return judging._place(arm, number, answer)
+
+    monkeypatch.setattr(judging, "row", row)
     monkeypatch.setattr(command, "calibrate", lambda *given, **more: judging.Profiles(PROFILE, None))
-    monkeypatch.setattr(command, "remake", lambda *given, **more: "")
+    monkeypatch.setattr(command, "remake", lambda *given, **more: ("", 0))
+    return found
+
+
+def test_judging_goes_on_where_it_was(
+    folder: Path,
+    tmp_path: Path,
+    judgements: list[Judged],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fine, last = judging.row, ("fp8 spoofed", 3)
+
+    def killed(arm: attacks.Arm, number: int, answer: Answer, profile: Any) -> judging.Row:
+        if (arm.name, number) == last and last not in judgements:
+            judgements.append(last)
+            raise KeyboardInterrupt
+        return fine(arm, number, answer, profile)
+
+    monkeypatch.setattr(judging, "row", killed)
     run = ["--recordings", str(folder), "--output", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):
         command.main(run)
+    arms_before = list(dict.fromkeys(name for name, _ in judgements))[:-1]
+    assert list(tables.by_arm(read_rows(tmp_path / ROWS))) == arms_before
     assert command.main([*run, "--dry-run"]) == 0
-    before = len(read_rows(tmp_path / ROWS))
+    assert f"of which {len(arms_before)} are measured already" in capsys.readouterr().out
     assert command.main(run) == 0
-    assert before == judged.index("fp8 spoofed")
-    assert judged.count("eager-64") == 1
-    assert judged.count("fp8 spoofed") == 2
-    assert len(read_rows(tmp_path / ROWS)) == len(set(judged))
+    rows = read_rows(tmp_path / ROWS)
+    assert judgements.count(("eager-64", 0)) == 1
+    assert judgements.count(("fp8 spoofed", 0)) == 2
+    assert len(rows) == len({(row["arm"], row["answer"]) for row in rows}) == len(set(judgements))
+    known = metadata.read(tmp_path / metadata.FILE)
+    assert [run["arguments"]["recordings"] for run in known["runs"]] == [folder.name] * 2
+    assert all(run.keys() >= {"machine", "load_before", "busy", "calibration"} for run in known["runs"])
+
+
+def test_an_answer_that_cannot_be_judged_is_a_row_and_the_rest_goes_on(
+    folder: Path, tmp_path: Path, judgements: list[Judged], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, odd = judging.row, ("fp8", 2)
+
+    def unsteady(arm: attacks.Arm, number: int, answer: Answer, profile: Any) -> judging.Row:
+        found = fine(arm, number, answer, profile)
+        if (arm.name, number) == odd and judgements.count(odd) == 1:
+            raise ValueError(f"no such file: {tmp_path}/odd")
+        return found
+
+    monkeypatch.setattr(judging, "row", unsteady)
+    run = ["--recordings", str(folder), "--output", str(tmp_path)]
+    assert command.main(run) == 0
+    (lost,) = broken(read_rows(tmp_path / ROWS))
+    assert (lost["arm"], lost["answer"], lost["error"]) == (*odd, "ValueError: no such file: odd")
+    before = len(judgements)
+    assert command.main(run) == 0
+    assert judgements[before:] == [odd], "what was judged is not judged again"
+    rows = read_rows(tmp_path / ROWS)
+    assert broken(rows) == []
+    assert len(judged(rows)) == len(rows) - 1
+
+
+def test_errors_are_in_the_report_and_in_the_csv(tmp_path: Path, committed: list[judging.Row]) -> None:
+    shutil.copy(RESULTS / "metadata.json", tmp_path / "metadata.json")
+    few = [row for name in ("eager-64", "fp8") for row in tables.by_arm(committed)[name][:20]]
+    lost = {"arm": "fp8", "kind": "cheat", "answer": 99, "temperature": 0, "tokens": 3, "error": "ValueError: odd"}
+    append_rows(tmp_path / ROWS, [*few, lost])
+    assert command.main(["--output", str(tmp_path), "--no-plots"]) == 1
+    assert "- fp8, answer 99: ValueError: odd" in (tmp_path / report.SUMMARY).read_text()
+    assert "40 judgements" in (tmp_path / report.SUMMARY).read_text()
+    assert gzip.decompress((tmp_path / CSV).read_bytes()).decode().count("ValueError: odd") == 1
+
+
+def test_a_dry_run_without_recordings_says_what_the_report_is_made_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--dry-run", "--output", str(RESULTS)]) == 0
+    assert "| eager-64 | 288 |" in capsys.readouterr().out
+    assert command.main(["--dry-run", "--output", str(tmp_path / "none")]) == 0
+    assert "nothing is judged" in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
 
 
 def test_no_honest_variant_was_rejected_and_every_cheat_is_known(committed: list[judging.Row]) -> None:

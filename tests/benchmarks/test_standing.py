@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.detection.rows import ROWS
 from benchmarks.standing import command, evidence, fleet, honest, nulls, report
 from benchmarks.standing.honest import Setting
 
@@ -18,7 +19,7 @@ DETECTION = command.RECORDED
 
 @pytest.fixture(scope="module")
 def settings() -> dict[str, Setting]:
-    arms = evidence.recorded(DETECTION / "h200" / "rows.csv.gz")
+    arms = evidence.recorded(DETECTION / "h200" / ROWS)
     live = evidence.live(DETECTION / "cpu" / "rows.jsonl")
     return {setting.name: setting for setting in honest.settings(command.honest_of(arms), live)}
 

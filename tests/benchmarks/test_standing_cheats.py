@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import command as benches
+from benchmarks.detection.rows import ROWS
 from benchmarks.standing import cheating, command, evidence, honest, report, rivals
 from benchmarks.standing.evidence import Answer, of_outcomes
 from benchmarks.standing.predict import generations
@@ -31,7 +32,7 @@ Arms = dict[str, tuple[str, list[Answer]]]
 
 @pytest.fixture(scope="module")
 def arms() -> Arms:
-    return evidence.recorded(command.RECORDED / "h200" / "rows.csv.gz")
+    return evidence.recorded(command.RECORDED / "h200" / ROWS)
 
 
 def test_every_recorded_arm_becomes_outcomes(arms: Arms) -> None:
