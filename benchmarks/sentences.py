@@ -126,7 +126,7 @@ def pool(folder: Path, answers: Sequence[str]) -> list[str]:
         if (row["phase"], row.get("load"), row.get("level")) == (QUEUEING, "128x512/256", 0.8) and not row["error"]
     )
     every = speeds(load)
-    shares = [np.median(every[name, IDS]) / np.median(every[name, WORKER]) for name in GENERATED]
+    shares = [float(np.median(every[name, IDS]) / np.median(every[name, WORKER])) for name in GENERATED]
     last = metadata.read(folder / metadata.FILE)["runs"][-1]
     version = ".".join(last["engine_packages"]["vllm"].split(".")[:2])
     gpu = str(last["machine"]["gpu"]).partition(",")[0].removeprefix("NVIDIA ")

@@ -133,7 +133,7 @@ def summary(
 
 def _head(meta: Mapping[str, Any], judgements: int) -> list[str]:
     last = meta["runs"][-1]
-    made = next((run["calibration"] for run in reversed(meta["runs"]) if "calibration" in run), {})
+    made: Mapping[str, Any] = next((run["calibration"] for run in reversed(meta["runs"]) if "calibration" in run), {})
     calibration = ", ".join(
         f"{name}: {found['answers']} answers, {found['tokens']} tokens, {found['cells']} cells"
         for name, found in made.items()
