@@ -63,4 +63,15 @@ def test_they_meet_every_check_and_verdict() -> None:
         "selection",
         "distance",
         "margin",
+        "routing",
     }
+    routed = {check["result"] for each in signed for check in each["checks"] if check["name"] == "routing"}
+    assert routed == {"pass", "reject", "withheld", "inconclusive"}
+
+
+def test_they_meet_a_tokenizer() -> None:
+    """What it said is asked for in them, for answers whose text fits and for others."""
+    spelled = {path: judged(path)[0] for path in golden() if path.stem.startswith("spelled-")}
+    assert all(case.unpack(bundle.unpack(path.read_bytes())[0].case).added for path in spelled)
+    found = {check["result"] for each in spelled.values() for check in each["checks"] if check["name"] == "structure"}
+    assert found >= {"pass", "reject"}
