@@ -23,6 +23,7 @@ from benchmarks.overhead import steps
 from benchmarks.overhead.asking import PATHS
 from benchmarks.overhead.backend import SCRIPTED, SERVED
 from benchmarks.overhead.cells import Cell, cells, mixes
+from benchmarks.overhead.layout import FEWEST_ANSWERS
 from benchmarks.overhead.report import ROWS, read_rows, remake
 from benchmarks.overhead.witness import WITNESS, runs
 from policies.errors import CountersignError
@@ -88,6 +89,8 @@ def planned_steps(options: argparse.Namespace) -> list[steps.Step]:
         raise CountersignError("bench overhead: --audit above 0 needs a --reference that replays")
     if options.calibrate and options.reference == "none":
         raise CountersignError("bench overhead: --calibrate needs a --reference that replays")
+    if 0 < options.calibrate < FEWEST_ANSWERS:
+        raise CountersignError(f"bench overhead: --calibrate needs {FEWEST_ANSWERS} answers at least, to fit anything")
     return steps.steps(planned_cells(options), arms, options.audit, rounds=options.rounds, seed=options.seed)
 
 

@@ -11,11 +11,14 @@ from benchmarks.overhead.asking import COUNTED
 from benchmarks.overhead.backend import Backend, key
 from benchmarks.overhead.steps import DIRECT
 from policies.errors import CountersignError
+from policies.profile import FEWEST_RESPONSES
 
 NAME = "bench"
 """Of the backend in the settings."""
 FEWEST_TOGETHER = 4
 """Requests in flight of a calibration's second arm, at least: open loops meet each other, too."""
+FEWEST_ANSWERS = 2 * FEWEST_RESPONSES
+"""Of a calibration, for its two arms: one request at a time, and several."""
 
 
 def calibration(options: Namespace, config: Path, profile: Path, kept: Path) -> list[str]:

@@ -69,6 +69,7 @@ def test_wrong_arguments_are_refused(words: list[str]) -> None:
         (["--closed", "1", "--audit", "0.5"], "needs a --reference"),
         (["--closed", "1", "--backend", "vllm"], "needs --model"),
         (["--burst", "1", "--witness", "2", "--dry-run"], "needs a closed loop"),
+        (["--closed", "1", "--reference", "same", "--calibrate", "15"], "needs 16 answers"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments: list[str], words: str, tmp_path: Path) -> None:
