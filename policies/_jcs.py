@@ -29,6 +29,14 @@ def canonical(value: Any) -> bytes:
         raise ValueError("there is no canonical JSON for this") from error
 
 
+def is_canonical(value: Any, data: bytes) -> bool:
+    """Whether these are the bytes that `canonical` makes of a value; not, where it makes none."""
+    try:
+        return canonical(value) == data
+    except ValueError:
+        return False
+
+
 def _written(value: Any) -> str:
     if value is None:
         return "null"

@@ -23,7 +23,7 @@ from hashlib import sha256
 from typing import Any
 
 from policies import jws, merkle
-from policies._jcs import canonical
+from policies._jcs import canonical, is_canonical
 from policies.errors import ReceiptError
 from policies.evidence import Evidence
 from policies.verification import Verification, public
@@ -191,7 +191,7 @@ def decode(payload: bytes) -> dict[str, Any]:
     found = parsed(payload)
     if found.get("schema") != SCHEMA:
         raise ReceiptError(f"a receipt of the schema {str(found.get('schema'))[:64]!r}, this reads {SCHEMA!r}")
-    if set(found) != _NAMES or not _sound(found) or canonical(found) != payload:
+    if set(found) != _NAMES or not _sound(found) or not is_canonical(found, payload):
         raise ReceiptError("a receipt that is not written as its schema says")
     return found
 
@@ -247,11 +247,7 @@ def compare(receipt: Receipt, name: str, data: bytes) -> None:
 
 def compare_verification(receipt: Receipt, verification: Mapping[str, Any]) -> None:
     """Hold a verification, as the API shows it, against the receipt's. Raises ReceiptError."""
-    try:
-        same = canonical(verification) == canonical(receipt.verification)
-    except ValueError:
-        same = False
-    if not same:
+    if not is_canonical(verification, canonical(receipt.verification)):
         shown = str(verification.get("verdict"))[:64]
         raise ReceiptError(
             f"the receipt is of another verification than is shown: {receipt.verdict!r}, and {shown!r} there"

@@ -205,6 +205,16 @@ def test_no_other_payload_will_do(payload: bytes) -> None:
         verify_receipt(signed(payload), KEYS)
 
 
+@pytest.mark.parametrize(
+    "value", [b"1e999", b"-" + b"1" * 400, b'"\\ud800"', b"[" * 900 + b"]" * 900, b'{"\\ud800":1}']
+)
+def test_a_payload_without_a_canonical_form_is_refused(value: bytes) -> None:
+    payload = rfc8785.dumps(RECEIPTS[0]["statement"])
+    assert payload.count(b'"status":"done"') == 1
+    with pytest.raises(ReceiptError, match="schema says"):
+        verify_receipt(signed(payload.replace(b'"status":"done"', b'"status":' + value)), KEYS)
+
+
 @pytest.mark.parametrize("text", ["", ".", "..", "a.b.c", "é.é.é", "a" * (jws.LONGEST + 1), b"a.b.c", None, 5])
 def test_what_is_no_token_is_refused(text: Any) -> None:
     with pytest.raises(ReceiptError):
