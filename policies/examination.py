@@ -301,12 +301,13 @@ def _verdict(found: Examination, bundle: bundles.Bundle, spelling: Spelling | No
         found.bad("verdict", Outcome.NOT_DERIVABLE, words)
         return
     try:
-        found.grounds = found.case.grounds(found.choices, bundle.named_parts, spelling)
-        found.derived = derive(found.choices, found.grounds)
+        grounds = found.case.grounds(found.choices, bundle.named_parts, spelling)
+        found.derived = derive(found.choices, grounds)
     except _ODD as error:
         found.bad("verdict", Outcome.NOT_DERIVABLE, f"The verdict cannot be derived: {error}.")
         return
-    if found.grounds.spelling is None:
+    found.grounds = grounds
+    if grounds.spelling is None:
         found.left.append("the answer's tokens with its text: no tokenizer is declared")
     wrong = differences(found.receipt.verification, found.derived)
     if not wrong:

@@ -121,10 +121,10 @@ def _texts(choice: Evidence, grounds: Grounds, count: int) -> list[str]:
 
 def _margins(choice: Evidence, replay: Replay, grounds: Grounds, count: int) -> _Floats:
     """By how much each token loses the reference's race; NaN where that cannot be told."""
-    words = forbidden_ids(choice, grounds.spelling)
     try:
+        words = forbidden_ids(choice, grounds.spelling)
         found = measure_margins(choice, replay, eos_token_ids=grounds.declared.eos_token_ids, bad_words=words)
-    except (AssertionError, ValueError, LookupError):
+    except (CountersignError, AssertionError, ValueError, LookupError):
         return np.full(count, np.nan)
     return _padded(np.where(found.decided, found.margin, np.nan), count)
 

@@ -10,11 +10,14 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies import bundle, jws, receipt
 from policies.evidence import Ids, Replay
 from policies.examination import examine
 from policies.judging import Grounds
@@ -23,7 +26,7 @@ from policies.report.escape import characters, escaped, visible
 from policies.report.style import STYLE
 from policies.report.text import as_lines
 from tests.policies.test_examination import DECLARED, TRUSTED, audited, profile
-from tests.support.bundles import Made, made
+from tests.support.bundles import KEY, Made, made, placed
 
 HOSTILE = "</bdi><script>alert(1)</script><img src=x onerror=alert(2)>\"' style=x:y \x1b[2J\u202e\u2066\u200b\x00\x85"
 VOID = {"meta", "circle", "line", "tr", "td", "th"}
@@ -184,3 +187,22 @@ def test_characters_of_several_tokens(text: str, size: int) -> None:
 @given(st.text())
 def test_everything_can_be_seen(text: str) -> None:
     assert visible(text).isprintable()
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_what_a_tokenizer_was_not_asked_leaves_a_page(missing: int) -> None:
+    """Whoever signs a case may leave answers of its tokenizer out."""
+    first = audited()
+    one = first.choices[0]
+    evidence = replace(one, text="ab" * len(one.output_ids), sampling=replace(one.sampling, bad_words=("x", "y")))
+    whole = made([evidence], replace(first.grounds, spelling=Speaking(b"ab")))
+    raw = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(whole.bundle.case))
+    raw["said"][missing] = {}
+    case = zstandard.ZstdCompressor(write_checksum=True).compress(msgspec.msgpack.encode(raw))
+    said = {**whole.statement, "sha256": {**whole.statement["sha256"], "replay": sha256(case).hexdigest()}}
+    token = jws.sign(receipt.encode(said), KEY, receipt.KIND)
+    members = msgspec.structs.replace(whole.bundle, receipt=token, log=placed(token), case=case)
+    found = examine(bundle.pack(members), TRUSTED)
+    assert (found.grounds is None) == (found.derived is None)
+    harmless(page(found).decode())
+    assert as_lines("a", found)
