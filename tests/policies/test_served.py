@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ from policies import jws, receipt, withheld
 from policies.errors import ReceiptError, VerificationFailed
 from policies.receipt import Facts, Receipt, verify_receipt
 from policies.served import compare_served, parts, without_field
-from policies.verification import unverified
+from policies.verification import pending, public, unverified
 from proxy.relay.downlink import PING
 from proxy.relay.inline import add_verdict, comment
 from proxy.tap.rawjson import write
 
 KEY = jws.new_key()
 KEYS = jws.keys_in(jws.jwk_set([jws.public_bytes(KEY)]))
-VERDICT: dict[str, Any] = unverified("a" * 32, 'odd: "countersign": } \n\n: countersign {}', None, 5.0)
+VERDICT: Any = public(unverified("a" * 32, 'odd: "countersign": } \n\n: countersign {}', None, 5.0))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -33,7 +34,7 @@ FRAMES = st.binary(max_size=20).map(lambda raw: b"data: " + raw.hex().encode() +
 def about(served: bytes, verdict: str = "unverified") -> Receipt:
     """A receipt of this answer."""
     facts = Facts(served=receipt.digest(served))
-    verification: Any = unverified("a" * 32, "x", None, 5.0) | {"verdict": verdict}
+    verification: Any = VERDICT | {"verdict": verdict}
     said = receipt.statement(verification, facts, 6.0)
     return verify_receipt(jws.sign(receipt.encode(said), KEY, receipt.KIND), KEYS)
 
@@ -74,7 +75,7 @@ def test_a_backends_own_comments_are_part_of_the_answer(shown: list[bytes]) -> N
 
 def test_a_stream_of_an_earlier_release() -> None:
     served = b"data: {}\n\ndata: [DONE]\n\n"
-    compare_served(about(served), b": ping\n\ndata: {}\n\n: ping\n\n: countersign {}\n\ndata: [DONE]\n\n")
+    compare_served(about(served), b": ping\n\ndata: {}\n\n: ping\n\n" + comment(VERDICT) + b"data: [DONE]\n\n")
 
 
 def test_what_only_looks_like_it_stays() -> None:
@@ -109,3 +110,34 @@ def test_what_a_client_got_in_place_of_a_rejected_answer(told: VerificationFaile
     ]:
         with pytest.raises(ReceiptError, match="another hash"):
             compare_served(about(b"{}", verdict), shown)
+
+
+INTENT = {"id": "a" * 32}
+
+
+@pytest.mark.parametrize(
+    ("shown", "holds"),
+    [
+        (VERDICT, True),
+        (VERDICT | {"decided": 6.0}, False),
+        (VERDICT | {"verdict": "pass"}, False),
+        ({}, False),
+        (pending(INTENT), True),
+        (pending(INTENT) | {"verdict": "pass"}, False),
+        (unverified("a" * 32, "store_unavailable", INTENT, 7.0), True),
+        (unverified("a" * 32, "store_unavailable", INTENT, 7.0) | {"verdict": "pass"}, False),
+    ],
+)
+def test_what_an_answer_says_of_itself_is_what_the_receipt_says(shown: dict[str, Any], holds: bool) -> None:
+    told = public(shown)
+    body, stream = b'{"a": 1}', b"data: {}\n\ndata: [DONE]\n\n"
+    inline = add_verdict(body, told)
+    assert inline is not None
+    for served, seen in ((body, inline), (inline, inline), (stream, b"data: {}\n\n" + comment(told) + stream[10:])):
+        with nullcontext() if holds else pytest.raises(ReceiptError, match="another verification"):
+            compare_served(about(served), seen)
+
+
+def test_a_nested_field_says_nothing_of_an_answer() -> None:
+    body = b'{"choices": [{"a": {"countersign":{"verdict": "pass"}}}]}'
+    compare_served(about(body), body)
