@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 MOST_ENTRIES = 1024
 """Leaf hashes in one answer."""
 _BITS = TILE.bit_length() - 1
+_LATER = 1e-5
+"""Seconds by which a head is younger than the one before, at least."""
 _AT_ONCE = 64
 """Tiles that are read in one step."""
 DURABLE_SECONDS = 2.0
@@ -248,10 +250,12 @@ class Log:
         if not kept and not now.run:
             raise durable.NotDurable("Redis keeps no append-only file, and does not say (INFO) when it restarted")
         root = self._hashes([(0, now.size)])[0]
-        said = head.encode(now.log, now.size, root, now.now)
+        # Redis's clock may step back, or be another host's; of one log the later head is the larger one all the same.
+        at = max(now.now, round(now.head_time + _LATER, 6))
+        said = head.encode(now.log, now.size, root, at)
         for _ in range(TRIES):
             token, kid = self.signer.sign(said, head.KIND)
-            stored = [now.log, token, str(now.size), f"{now.now:.6f}", kid, now.run, str(int(kept))]
+            stored = [now.log, token, str(now.size), f"{at:.6f}", kid, now.run, str(int(kept))]
             done = self.redis.eval(_SET_HEAD, 2, LOG, RECEIPT_KEYS, *stored)
             if done == _RESTARTED:
                 raise durable.NotDurable("Redis restarted just now")

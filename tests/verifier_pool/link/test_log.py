@@ -17,7 +17,7 @@ from policies.settings import DurabilitySettings
 from tests.support.redises import Server, wait_until
 from tests.verifier_pool.link.test_receipts import settle
 from verifier_pool.link import durable
-from verifier_pool.link.log import MOST_ENTRIES, Log
+from verifier_pool.link.log import MOST_ENTRIES, Log, State
 from verifier_pool.link.receipts import LAST, LOG, TILE, Stored, receipt_of, tiles_key
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 
@@ -182,6 +182,28 @@ def test_an_older_head_never_takes_the_place_of_a_newer_one(redis: Redis) -> Non
     # And to a client that pins the newer it is an old one, and no log that shrank.
     pinned, seen = opened(log, cast(str, newer and newer.token)), opened(log, older.token)
     assert follow(pinned, seen, log.consistency(3, 5)) is pinned
+
+
+def test_a_clock_that_steps_back_makes_no_log_look_forked(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(redis, 3)
+    log, state = log_of(redis), Log.state
+
+    def ahead(self: Log) -> State:
+        found = state(self)
+        return replace(found, now=found.now + 30.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "state", ahead)
+        before = log.head()
+    fill(redis, 5)
+    after, latest = log.head(5), log.head(seconds=1.0)
+    assert before is not None
+    assert after is not None
+    assert (before.size, after.size, latest) == (3, 5, after)
+    first, second = opened(log, before.token), opened(log, after.token)
+    assert first.time < second.time
+    assert follow(first, second, log.consistency(3, 5)) is second
+    assert follow(second, first, log.consistency(3, 5)) is second
 
 
 def test_leaves_are_durable_before_a_head_is_shown(redis: Redis, tmp_path: Path) -> None:
