@@ -22,6 +22,7 @@ from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.letters import WEBHOOK, Letter, chosen, find
 from verifier_pool.link.queue import OPEN, evidence_key
 from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import signer_of
 from verifier_pool.replays import FAILED, is_second, outcome_key
 from verifier_pool.stages import Stages
@@ -91,7 +92,8 @@ def drop(redis: Redis, settings: Settings, letter: Letter) -> None:
         else:
             webhook = settings.webhook is not None
             ttl, signer = settings.verification.verdict_ttl, signer_of(redis, settings)
-            store = Store(redis, verdict_ttl=ttl, webhook=webhook, signer=signer)
+            sealer = Sealer.of(settings.storage)
+            store = Store(redis, verdict_ttl=ttl, webhook=webhook, signer=signer, sealer=sealer)
             intent = store.intent(letter.id)
             verification = unverified(letter.id, f"job_failed: {letter.reason}", intent, time.time())
             store.settle(verification, of_unverified(verification, intent))

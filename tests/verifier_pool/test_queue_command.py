@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 import countersign
 from policies.errors import ReplayError
+from policies.receipt import digest
 from policies.settings import Settings
 from tests.verifier_pool import rig
 from tests.verifier_pool.receiver import Receiver, listening, status
@@ -33,7 +35,9 @@ from verifier_pool.link.queue import (
     verdict_key,
     waiting_key,
 )
+from verifier_pool.link.receipts import receipt_of
 from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.replays import CANARIES, outcome_key, queue_of, request_key
 from verifier_pool.stages import Stages
 from verifier_pool.store import Store
@@ -211,6 +215,21 @@ def test_what_is_dropped_undecided_ends_unverified(redis: Redis, valkey_url: str
     assert (verdict["verdict"], verdict["reasons"]) == ("unverified", ["job_failed: AbandonedJobError"])
     assert command.json("list")["dead"] == []
     assert redis.zscore(OPEN, id) is None
+
+
+def test_the_receipt_of_what_is_dropped_tells_of_sealed_evidence(
+    redis: Redis, valkey_url: str, command: Command
+) -> None:
+    id, key = submitted(redis, settings(valkey_url)), base64.b64encode(bytes(32)).decode()
+    plain = cast(bytes, redis.get(evidence_key(id)))
+    redis.set(evidence_key(id), Sealer([bytes(32)]).seal(plain, evidence_key(id).encode()))
+    command.configure(redis_url=valkey_url, storage={"encryption_keys": key})
+    failed(redis, VERIFY_QUEUE, id, "Moved to FailedJobRegistry, due to AbandonedJobError, at now")
+    command("drop", id)
+    stored = receipt_of(redis, id)
+    assert stored is not None
+    payload = base64.urlsafe_b64decode(stored.token.split(".")[1] + "==")
+    assert json.loads(payload)["sha256"]["evidence"] == digest(plain)
 
 
 def asked(redis: Redis, rules: Settings, id: str) -> None:
