@@ -13,13 +13,17 @@ from policies.errors import UpstreamFailed
 
 _PIECE = 64 * 1024
 _STEP = 256
+_MOST_EMPTY = 1000
+"""Streams of one answer with nothing in them."""
+_MOST_IDLE = 1024 * 1024
+"""Compressed bytes in a row that nothing comes of; blocks of zstd are an eighth of it."""
 
 
 class Decoder(Protocol):
     """Bytes as they came in, pieces of plain bytes of bounded size out. Raises UpstreamFailed on rubbish."""
 
     def decode(self, data: bytes) -> Iterable[bytes]:
-        """Plain pieces for one read."""
+        """Plain pieces for one read; also an empty one now and then, where there was work that nothing came of."""
 
     def flush(self) -> None:
         """Raises UpstreamFailed when the compressed data is incomplete."""
@@ -38,14 +42,15 @@ class Identity:
 
 class _Members(ABC):
     """Compressed streams one after the other, which are one answer. What else follows the end is dropped, up to a
-    bound."""
+    bound; and so many with nothing in them, or so much that nothing comes of, is no answer."""
 
     step = _STEP
     """Bytes of one step: what follows the end of a stream is copied, and many may end in one read."""
 
     def __init__(self) -> None:
         self._inflate = self.begin(b"")
-        self._dropped = 0
+        self._dropped = self._idle = self._empty = 0
+        self._said = False
 
     @abstractmethod
     def begin(self, data: bytes) -> Any:
@@ -70,8 +75,16 @@ class _Members(ABC):
                             self._drop(len(part))
                             break
                         self._inflate = self.begin(part)
-                    yield from self.inflate(part)
+                        self._count()
+                        yield b""
+                    given = len(part)
+                    for piece in self.inflate(part):
+                        self._said, self._idle, given = True, 0, 0
+                        yield piece
                     part = self._inflate.unused_data if self._inflate.eof else b""
+                    self._idle += max(0, given - len(part))
+                    if self._idle > _MOST_IDLE:
+                        raise UpstreamFailed("the backend's compressed answer says nothing")
         except (zlib.error, zstandard.ZstdError) as error:
             raise UpstreamFailed("the backend's answer is not what its content-encoding says") from error
 
@@ -79,6 +92,13 @@ class _Members(ABC):
         """See Decoder."""
         if not self._inflate.eof:
             raise UpstreamFailed("the backend's compressed answer is incomplete")
+
+    def _count(self) -> None:
+        """Another stream begins."""
+        self._empty += not self._said
+        self._said = False
+        if self._empty > _MOST_EMPTY:
+            raise UpstreamFailed("the backend's compressed answer says nothing")
 
     def _drop(self, size: int) -> None:
         self._dropped += size
@@ -134,9 +154,14 @@ class Deflate(Gzip):
 class Zstd(_Members):
     """Frames of zstd (RFC 8878 3.1), with a window of at most 8 MiB as HTTP allows."""
 
+    def __init__(self) -> None:
+        # One for all of them: to make one takes much longer than to read an empty frame.
+        self._frames = zstandard.ZstdDecompressor(max_window_size=8 * 1024 * 1024)
+        super().__init__()
+
     def begin(self, data: bytes) -> Any:
         """See _Members."""
-        return zstandard.ZstdDecompressor(max_window_size=8 * 1024 * 1024).decompressobj()
+        return self._frames.decompressobj()
 
     def begins(self, first: int) -> bool:
         """See _Members. Frames may also be there to be skipped."""

@@ -40,6 +40,7 @@ class Through:
         shown = tap.pass_on(data)
         if shown is None:
             return False
+        shown = record.secret.mask(shown, error=False)
         record.show(shown)
         self._down.pass_on(shown)
         if tap.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
 from collections.abc import Callable
 
@@ -93,3 +94,40 @@ def test_what_follows_without_end_is_not_kept(coding: bytes, compress: Callable[
     assert all(list(decoder.decode(bytes(1000))) == [] for _ in range(60))
     with pytest.raises(UpstreamFailed):
         list(decoder.decode(bytes(10_000)))
+
+
+NOTHING = {
+    "gzip": (b"gzip", gzip.compress(b"")),
+    "zstd": (b"zstd", zstandard.compress(b"")),
+    "skipped": (b"zstd", b"\x50\x2a\x4d\x18" + bytes(4)),
+}
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+def test_streams_with_nothing_in_them_are_no_work_in_one_go(kind: str) -> None:
+    """Whoever works on them can look up after each of them; and they come to an end."""
+    coding, nothing = NOTHING[kind]
+    pieces = iter(decoder_for(coding).decode(nothing * 5000))
+    assert set(itertools.islice(pieces, 990)) == {b""}
+    with pytest.raises(UpstreamFailed, match="says nothing"):
+        list(itertools.islice(pieces, 20))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_streams_with_something_in_them_may_be_many(kind: str) -> None:
+    coding, nothing = NOTHING[kind]
+    compress = gzip.compress if kind == "gzip" else zstandard.compress
+    assert _decode_all(decoder_for(coding), (nothing * 5 + compress(b"x") * 50) * 50) == b"x" * 2500
+
+
+@pytest.mark.parametrize(
+    ("coding", "data"),
+    [
+        (b"gzip", b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 2_000_000),
+        (b"zstd", b"\x50\x2a\x4d\x18\xff\xff\xff\x7f" + bytes(2_000_000)),
+    ],
+    ids=["a name without end", "skipped"],
+)
+def test_what_nothing_comes_of_comes_to_an_end(coding: bytes, data: bytes) -> None:
+    with pytest.raises(UpstreamFailed, match="says nothing"):
+        _decode_all(decoder_for(coding), data)
