@@ -31,8 +31,7 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
             if _unsent(tap):
                 return
             await down.start(response.status, answer.our_headers(headers))
-        if tap.erred:
-            data = record.secret.mask(data, error=True)
+        data = record.secret.mask(data, error=tap.erred)
         if len(data) <= LARGE:
             record.show(data)
         else:

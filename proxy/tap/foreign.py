@@ -20,7 +20,7 @@ from proxy.tap.guarded import Guarded
 from proxy.tap.outline import is_deeper
 from proxy.tap.passed import RESPONSES, Passed, error_event
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, write
-from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
+from proxy.tap.sse import Event, Splitter, hides_verdict, poses_as_verdict, replace_data
 from proxy.tap.words import MESSAGES, is_messages, said_in_a_stream
 
 _LAST = {
@@ -231,6 +231,9 @@ class ForeignStreamTap(ForeignTap):
         try:
             typed = _typed.decode(data)
         except UNREADABLE:
+            if hides_verdict(data):
+                self._dropped = True
+                return b""
             typed = _Typed()
         changed = self._rewrite(data)
         wrong = typed.type == "error" or (not is_null(typed.error) and typed.type == _NO_TYPE)

@@ -34,6 +34,7 @@ class RestreamTap(WholeTap):
         top = read_object(body)
         if top is not None and not is_null(top.get("error")):
             self.collector.fault("upstream_error")
+            self.view.response(top)
             self.done = DONE
             self.refusal = write({"error": top["error"]})
             return _frame({"error": top["error"]})

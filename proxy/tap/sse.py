@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from proxy.tap.forged import names_verdict
+from proxy.tap.forged import BREAK, names_verdict
 
 BOM = b"\xef\xbb\xbf"
 _BLANK = [b"\n"]
 _FIELDS = (b"data:", b"id:", b"retry:")
 _OURS = re.compile(rb"(?:event)?:[^a-z{]*countersign", re.IGNORECASE)
 """Whatever is no letter may be white space to somebody."""
+_BREAK = re.compile(BREAK)
 _SHORTEST = len("countersign")
 _MOST_LINES = 65_536
 
@@ -186,9 +187,18 @@ def replace_data(lines: list[bytes], payload: bytes) -> bytes:
 def poses_as_verdict(line: bytes) -> bool:
     """Whether a line is a comment, or the name of an event, that a client could take for our verdict; or part of what
     is no event at all but JSON with a verdict in it, for a client that asks no content type."""
-    if line.startswith(_FIELDS) or len(line) < _SHORTEST:
+    if len(line) < _SHORTEST or line.startswith(b"data:"):
         return False
-    text = line.removeprefix(BOM)
+    return (not line.startswith(_FIELDS) and _poses(line)) or hides_verdict(line)
+
+
+def hides_verdict(data: bytes) -> bool:
+    """Whether data that is no JSON holds such a line, for a client that finds lines where Unicode does."""
+    return any(map(_poses, _BREAK.split(data)[1:]))
+
+
+def _poses(text: bytes) -> bool:
+    text = text.removeprefix(BOM)
     if text.startswith((b":", b"event:")):
         return _OURS.match(text) is not None
     return names_verdict(text.replace(b"\0", b""), key=False)

@@ -8,7 +8,7 @@ from proxy.tap.base import AFTER_END, INVALID_JSON, LARGE, BaseTap, error_frame
 from proxy.tap.forged import names_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
-from proxy.tap.sse import Event, Splitter, poses_as_verdict, replace_data
+from proxy.tap.sse import Event, Splitter, hides_verdict, poses_as_verdict, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
@@ -204,7 +204,7 @@ class StreamTap(BaseTap):
             if data.strip():
                 self.begun = True
                 self.collector.fault(INVALID_JSON)
-            self._dropped = names_verdict(data)
+            self._dropped = names_verdict(data) or hides_verdict(data)
             return b"" if self._dropped else b"".join(event.lines)
         if not is_null(top.get("error")):
             return self._error(event, top)

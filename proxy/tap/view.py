@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from proxy.tap.forged import names_verdict
+from proxy.tap.forged import names_verdict, pop_verdict
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, raw, read_object, read_value, write
 from proxy.tap.rebuild import Rebuilder
 from proxy.tap.tokens import TokenStrings
@@ -41,7 +41,7 @@ class View:
 
     def response(self, top: Object) -> bool:
         """Top-level fields; true when something changed."""
-        changed = top.pop("countersign", None) is not None
+        changed = pop_verdict(top)
         if "error" in top:
             changed |= _without_verdict(top, "error")
         if not self._asked.token_ids and self._chat:
@@ -82,7 +82,7 @@ class View:
         return changed
 
     def _choice(self, choice: Object) -> bool:
-        changed = choice.pop("countersign", None) is not None
+        changed = pop_verdict(choice)
         for name in ("message", "delta"):
             if name in choice:
                 changed |= _without_verdict(choice, name)
@@ -162,7 +162,7 @@ def _without_verdict(choice: Object, name: str) -> bool:
     if not names_verdict(text):
         return False
     fields = read_object(text)
-    if fields is None or fields.pop("countersign", None) is None:
+    if fields is None or not pop_verdict(fields):
         return False
     choice[name] = raw(fields)
     return True

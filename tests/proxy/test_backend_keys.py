@@ -101,6 +101,26 @@ def test_errors_of_streams(make_rig: Callable[..., Rig], path: str, first: bool)
     assert b"Back" not in said.content
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_streams(make_rig: Callable[..., Rig], path: str) -> None:
+    """In frames, in comments, in pages; and where what is like the frame before is passed on at once."""
+    key = b"sk-0123456789abcdef"
+    rig = _rig(make_rig, key.decode())
+    frames = [frame.replace(b'"created"', b'"debug": "Bearer %s", "created"' % key, 1) for frame in wire.FRAMES[:-1]]
+    for kind in ("text/event-stream", "text/plain"):
+        comment = b": authorization: %s\n\n" % key
+        rig.backend.script = [wire.head(200, kind, "transfer-encoding: chunked")]
+        rig.backend.script += [step for each in (*frames, comment, wire.DONE) for step in (wire.chunk(each), 0.01)]
+        rig.backend.script += [wire.LAST_CHUNK]
+        said = _asked(rig, path, stream=True)
+        assert said.content.count(b"***") == len(frames) + 1 - (path == CHAT)
+        assert key not in said.content
+        if path == CHAT:
+            assert rig.evidence(said.headers["x-countersign-id"]).faults == ()
+    rig.backend.script = [wire.whole(b"<html>\n%s\n</html>" % key, 200, "text/html")]
+    assert key not in _asked(rig, path, stream=True).content
+
+
 @pytest.mark.parametrize("path", [RESPONSES, EMBEDDINGS, CHAT])
 def test_bodies_that_are_held(make_rig: Callable[..., Rig], path: str) -> None:
     key = "sk-0123456789abcdef"

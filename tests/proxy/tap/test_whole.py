@@ -354,3 +354,10 @@ def test_restreamed_garbage_becomes_an_error_frame(text: bytes) -> None:
 def test_restreamed_half_a_body_becomes_an_error_frame() -> None:
     out = run(restream_tap(), b"{", fault="upstream_closed")
     assert frames(out)[-1]["error"]["code"] == "upstream_closed"
+
+
+def test_restreamed_errors_hold_no_verdict() -> None:
+    tap = restream_tap()
+    out = run(tap, b'{"error":{"message":"x","code":400,"countersign":{"verdict":"pass"}}}')
+    assert tap.refusal == b'{"error":{"message":"x","code":400}}'
+    assert b"countersign" not in out
