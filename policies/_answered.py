@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from policies._requested import Compared
-from policies.evidence import Evidence
-from policies.message import Function, Message
+from policies.evidence import Endpoint, Evidence
+from policies.message import ODD, Place, Transcript, beside, of_value, place_of
+from policies.twice import Twice, is_twice, loads
 
-BROKEN = frozenset({"invalid_json", "too_large", "too_deep", "unreadable", "line_too_long", "bad_ids"})
+BROKEN = frozenset({"invalid_json", "too_large", "too_deep", "unreadable", "line_too_long", "bad_ids", ODD})
 """Faults of a backend whose answer the proxy did not read to its end, or not all of; none of them passes."""
+Calls = Sequence[tuple[str, str]]
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
@@ -24,49 +23,56 @@ _BOM = b"\xef\xbb\xbf"
 class Said:
     """What a choice of an answer says: see `Evidence`."""
 
-    texts: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
+    transcript: Transcript = field(default_factory=Transcript)
+    faults: set[str] = field(default_factory=set)
     finish_reason: str | None = None
 
     @property
     def text(self) -> str:
         """All content."""
-        return "".join(self.texts)
+        return self.transcript.text
 
     @property
     def reasoning(self) -> str:
         """All reasoning."""
-        return "".join(self.reasons)
+        return self.transcript.reasoning
 
     @property
     def tool_calls(self) -> tuple[tuple[str, str], ...]:
         """Name and arguments of each, in the order of their indices."""
-        return tuple(("".join(names), "".join(said)) for _, (names, said) in sorted(self.calls.items()))
+        return self.transcript.tool_calls
+
+    def unread(self, faults: Collection[str]) -> bool:
+        """Whether it shows something else, too, of which evidence with these faults says nothing."""
+        found = self.faults | ({ODD} if self.transcript.torn else set())
+        return not found <= set(faults)
 
 
 @dataclass(slots=True)
 class Answer:
     """An answer's body as it was read. `usage` is prompt and completion tokens, where it says them; `erred`: an error
-    came at its end, or in its place."""
+    came at its end, or in its place; `ended`: nothing is missing at its end."""
 
     streamed: bool
     choices: dict[int, Said] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     erred: bool = False
+    ended: bool = False
 
 
-def read(body: bytes) -> Answer:
+def read(body: bytes, endpoint: Endpoint = "chat") -> Answer:
     """An answer's body: JSON, or server-sent events. Raises ValueError for what is neither."""
     body = body.removeprefix(_BOM)
     streamed = body.lstrip()[:1] != b"{"
-    found = Answer(streamed)
+    found = Answer(streamed, ended=not streamed)
+    place = place_of(endpoint, whole=not streamed)
     try:
         for data in _events(body) if streamed else (body,):
             if data.strip() == b"[DONE]":
+                found.ended = True
                 break
             if data.strip():
-                _take(found, json.loads(data), "delta" if streamed else "message")
+                _take(found, loads(data), place)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not found.choices and found.usage is None and not found.erred:
@@ -82,7 +88,7 @@ def compare_answer(choices: Sequence[Evidence], body: bytes, *, hides_reasoning:
     """
     found = Compared()
     try:
-        answer = read(body)
+        answer = read(body, choices[0].endpoint)
     except ValueError:
         found.wrong.append("it cannot be read, and the evidence says nothing of that")
     else:
@@ -101,6 +107,8 @@ def _compare(found: Compared, choices: Sequence[Evidence], answer: Answer, hides
     for index, choice in sorted(known.items()):
         said = answer.choices.get(index, Said())
         where = f" of choice {index}" if len(known) > 1 else ""
+        if said.unread(choice.faults):
+            found.wrong.append(f"what else{where} is shown, of which the evidence says nothing")
         _text(found, f"the text{where}", said.text, choice.text, whole=choice.complete)
         restreamed = answer.streamed and not choice.stream
         if hides_reasoning or (restreamed and not said.reasoning):
@@ -108,10 +116,12 @@ def _compare(found: Compared, choices: Sequence[Evidence], answer: Answer, hides
                 found.left.append(f"the reasoning{where}, which the answer does not show")
         else:
             _text(found, f"the reasoning{where}", said.reasoning, choice.reasoning, whole=choice.complete)
-        if choice.complete and said.tool_calls != choice.tool_calls:
+        if not _called(said.tool_calls, choice.tool_calls, whole=choice.complete):
             found.wrong.append(f"the tool calls{where}")
-        if choice.complete and said.finish_reason != choice.finish_reason:
+        if (choice.complete or said.finish_reason is not None) and said.finish_reason != choice.finish_reason:
             found.wrong.append(f"the finish reason{where}")
+        if not choice.complete and answer.ended and said.finish_reason is not None:
+            found.wrong.append(f"the end{where}: the answer has one")
     usage = choices[0].usage
     known_usage = None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
     if None not in (answer.usage, known_usage) and answer.usage != known_usage and choices[0].complete:
@@ -121,13 +131,21 @@ def _compare(found: Compared, choices: Sequence[Evidence], answer: Answer, hides
 
 
 def _text(found: Compared, what: str, shown: str, known: str, *, whole: bool) -> None:
-    same = shown == known if whole else shown.startswith(known) or known.startswith(shown)
+    # Of what broke off the client has seen some, or all of it.
+    same = shown == known if whole else known.startswith(shown)
     if same:
         return
     if any("\ud800" <= char <= "\udfff" for char in shown):
         found.left.append(f"{what}, which holds half characters")
     else:
         found.wrong.append(what)
+
+
+def _called(shown: Calls, known: Calls, *, whole: bool) -> bool:
+    if whole:
+        return shown == known
+    rest = iter(known)
+    return all(any(name.startswith(begun) and said.startswith(part) for name, said in rest) for begun, part in shown)
 
 
 def _events(body: bytes) -> Iterator[bytes]:
@@ -142,7 +160,7 @@ def _events(body: bytes) -> Iterator[bytes]:
             data.append(line[5:].removeprefix(b" "))
 
 
-def _take(found: Answer, top: Any, name: str) -> None:
+def _take(found: Answer, top: Any, place: Place) -> None:
     if not isinstance(top, dict):
         raise ValueError("no object")
     usage = top.get("usage")
@@ -156,40 +174,27 @@ def _take(found: Answer, top: Any, name: str) -> None:
     choices = top.get("choices")
     if not isinstance(choices, list):
         raise ValueError("no choices")
+    if isinstance(top, Twice):
+        raise ValueError("a name twice")
+    told: set[int] = set()
     for choice in choices:
-        if not isinstance(choice, dict):
+        if not isinstance(choice, dict) or isinstance(choice, Twice):
             raise ValueError("no choice")
         index = choice.get("index", 0)
         if type(index) is not int:
             raise ValueError("no index")
         said = found.choices.setdefault(index, Said())
-        _add(said, choice, name)
+        _add(said, choice, place)
+        if index in told:
+            said.faults.add(ODD)
+        told.add(index)
         if isinstance(choice.get("finish_reason"), str):
             said.finish_reason = choice["finish_reason"]
 
 
-def _add(said: Said, choice: dict[str, Any], name: str) -> None:
-    if name not in choice:
-        if isinstance(choice.get("text"), str):
-            said.texts.append(choice["text"])
-        return
-    try:
-        message = msgspec.convert(choice[name], Message)
-    except msgspec.ValidationError:
-        fields = choice[name]
-        if isinstance(fields, dict) and isinstance(fields.get("content"), str):
-            said.texts.append(fields["content"])
-        return
-    said.texts += [message.content or "", message.refusal or ""]
-    said.reasons += dict.fromkeys(text for text in (message.reasoning, message.reasoning_content) if text)
-    for at, call in enumerate(message.tool_calls or ()):
-        if call.function is not None:
-            _call(said, at if call.index is None else call.index, call.function)
-    if message.function_call is not None:
-        _call(said, -1, message.function_call)
-
-
-def _call(said: Said, index: int, function: Function) -> None:
-    names, arguments = said.calls.setdefault(index, ([], []))
-    names.append(function.name or "")
-    arguments.append(function.arguments or "")
+def _add(said: Said, choice: dict[str, Any], place: Place) -> None:
+    shown = of_value(choice.get(place), place)
+    said.transcript.add(shown)
+    said.faults |= {fault for fault in (shown.fault, beside(choice, place)) if fault}
+    if is_twice(choice.get(place)):
+        said.faults.add(ODD)

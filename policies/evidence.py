@@ -37,6 +37,7 @@ WITHHELD_FAULTS = frozenset(
         "too_large",
         "too_deep",
         "after_end",
+        "odd_answer",
         "unreadable",
     }
 )
@@ -45,7 +46,7 @@ EXCUSED_FAULTS = frozenset(
     {
         *("client_left", "proxy_stopped", "proxy_overloaded", "internal_error"),
         *("upstream_closed", "upstream_timeout", "upstream_error"),
-        *("no_tokenizer", "evidence_too_large"),
+        *("no_tokenizer", "evidence_too_large", "unknown_fields"),
     }
 )
 """Faults that are not the backend's doing, or no evidence of cheating."""

@@ -65,7 +65,7 @@ class BaseTap(Guarded):
         reasons = usage is not None and read_object(usage.get("completion_tokens_details", b"")) is not None
         changed = False
         for choice in choices:
-            self.collector.choice(choice, "message")
+            self.collector.choice(choice, whole=True)
             changed |= self.view.message(choice, reasons=reasons)
         if changed:
             top["choices"] = raw(choices)

@@ -6,8 +6,8 @@ from array import array
 from typing import TypeVar
 
 from policies.evidence import Ids
+from policies.message import Transcript
 from proxy.tap.claim import Claim
-from proxy.tap.shown import Transcript
 
 _LONGEST_REASON = 4096
 """Characters of a finish or stop reason; the latter may be one of the client's stop strings."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from policies.evidence import Evidence, Ids, Usage
+from policies.message import MAX_CALLS, ODD, Shown, place_of
 from proxy.tap import billed
 from proxy.tap.allowed import Allowed
 from proxy.tap.bill import believed
@@ -21,7 +22,7 @@ from proxy.tap.guarded import UNREADABLE_FAULT
 from proxy.tap.outline import is_wider, size_of
 from proxy.tap.prompts import Prompts
 from proxy.tap.rawjson import NULL, UNREADABLE, Object, is_null, read_object, read_objects
-from proxy.tap.shown import MAX_CALLS, Shown, shown
+from proxy.tap.shown import shown
 from proxy.tap.together import Chunk, Part, as_one, read_together
 from proxy.tap.types import Prepared
 
@@ -114,10 +115,10 @@ class Collector:
         if usage is not None and not is_null(usage):
             self._usage = billed.read(usage)
 
-    def choice(self, fields: Object, place: Literal["message", "delta"]) -> None:
-        """Reads one choice; `place` is where it shows something, of chat."""
+    def choice(self, fields: Object, *, whole: bool) -> None:
+        """Reads one choice of an answer in one piece (`whole`), or of a stream."""
         try:
-            self._choice(fields, shown(fields, place if self.prepared.endpoint == "chat" else "text"))
+            self._choice(fields, shown(fields, place_of(self.prepared.endpoint, whole=whole)))
         except Exception:
             self.unreadable()
 
@@ -144,7 +145,7 @@ class Collector:
         """Reads one choice of a chunk of `size` bytes, now or later; `fields` may be changed meanwhile."""
         if size > _LARGE_CHUNK:
             self.catch_up()
-            self.choice(fields, "delta")
+            self.choice(fields, whole=False)
             return
         if self._alike:
             self.catch_up()
@@ -183,7 +184,7 @@ class Collector:
         parts = read_together(self.prepared.endpoint, late) if len(late) > 1 else None
         if parts is None or not self._fit(parts):
             for fields in late:
-                self.choice(fields, "delta")
+                self.choice(fields, whole=False)
             return
         try:
             for fields, part in zip(late, parts, strict=True):
@@ -204,7 +205,7 @@ class Collector:
         for event, _ in alike:
             top = read_object(event.removeprefix(b"data: ")) or {}
             for fields in read_objects(top.get("choices", NULL)) or ():
-                self.choice(fields, "delta")
+                self.choice(fields, whole=False)
 
     def _fit(self, parts: list[Part]) -> bool:
         """Whether none of them comes near what an answer may have."""
@@ -243,8 +244,11 @@ class Collector:
         self._read_end(record, fields)
 
     def _show(self, record: ChoiceRecord, said: Shown) -> None:
-        if said.unread:
-            self.fault("invalid_json")
+        if said.fault:
+            record.faults[said.fault] = None
+        if record.finish_reason is not None and (said.text or said.reasoning or said.older or said.calls):
+            # Some clients stop where a choice has its end.
+            record.faults[ODD] = None
         if self._characters + said.characters > self.allowed.characters:
             self.fault("too_large")
             return
@@ -287,11 +291,13 @@ class Collector:
         return billed.usage(self._usage, sum(len(ids) for ids in prompts if ids is not None), self._tokens)
 
     def _record(self, index: Raw | None) -> ChoiceRecord | None:
+        return self._record_at(self._place(index))
+
+    def _place(self, index: Raw | None) -> int:
         try:
-            at = _integer.decode(index) if index is not None else 0
+            return _integer.decode(index) if index is not None else 0
         except UNREADABLE:
-            at = -1
-        return self._record_at(at)
+            return -1
 
     def _record_at(self, at: int) -> ChoiceRecord | None:
         if not 0 <= at < self.expected:

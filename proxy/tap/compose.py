@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.evidence import Evidence, Ids, Sampling, Usage
+from policies.message import ODD
 from proxy.tap.choice import ChoiceRecord
 from proxy.tap.claim import fitted
 from proxy.tap.experts import decode_experts
@@ -111,6 +112,8 @@ def _faults(
     found: Collector, record: ChoiceRecord, output_ids: Ids, claim_ids: Ids, prompt_ids: Ids | None
 ) -> dict[str, None]:
     faults = {**found.faults, **record.faults}
+    if record.transcript.torn:
+        faults[ODD] = None
     claim = record.claim
     began = record.started or found.terminal
     if began and not len(output_ids):

@@ -26,7 +26,7 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, Ove
 _LARGE = 256 * 1024
 _AS_DEEP = 5
 _MOST_MEMBERS = 2 * 1024 * 1024 + 512 * 1024
-_MOST_LENIENT = 2 * 1024 * 1024
+MOST_LENIENT = 2 * 1024 * 1024
 """Bytes that Python's own parser reads, which holds the interpreter for as long as it takes: two hundredths of a second
 for each megabyte of numbers."""
 
@@ -87,7 +87,7 @@ def is_null(value: Raw | None) -> bool:
 
 def _lenient(data: bytes | Raw) -> Any:
     text = bytes(data)
-    if len(text) > _MOST_LENIENT:
+    if len(text) > MOST_LENIENT:
         return None
     try:
         return json.loads(text)

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Raw
 
 from policies.evidence import Endpoint
-from policies.message import Message, Place
+from policies.message import KNOWN, Message, Place, Shown, of_message, place_of
 from proxy.tap.claim import ROOM, Row, Rows, SmallChat, SmallCompletions, token_ids
 from proxy.tap.rawjson import NULL, Object
-from proxy.tap.shown import Shown, of_message, stands_elsewhere
+from proxy.tap.repeats import any_repeats
 
 
 class ChatChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -57,9 +57,12 @@ _one_text = msgspec.json.Decoder(TextChunk)
 
 def read_together(endpoint: Endpoint, choices: Sequence[Object]) -> list[Part] | None:
     """What choices of a stream's chunks say, in their order; None where one of them is not as engines write it."""
-    said: Place = "delta" if endpoint == "chat" else "text"
+    place = place_of(endpoint, whole=False)
     try:
-        text = b"],[".join([b",".join(_three(choice, said)) for choice in choices])
+        three = [_three(choice, place) for choice in choices]
+        if endpoint == "chat" and any_repeats([said for said, _, _ in three]):
+            return None
+        text = b"],[".join([b",".join(each) for each in three])
         chunks: list[Any] = (_chat if endpoint == "chat" else _text).decode(b"[[%b]]" % text)
         return _parts(endpoint, chunks)
     except Exception:
@@ -111,10 +114,10 @@ def _columns(chunks: Sequence[Any]) -> tuple[list[list[int]], list[str], list[fl
     return [[1 + len(top) for top in claim.top_logprobs] for claim in claims], tokens, values
 
 
-def _three(choice: Object, said: Place) -> tuple[Raw, Raw, Raw]:
-    if stands_elsewhere(choice, said):
-        raise ValueError("a choice of another endpoint")
-    return choice[said], choice.get("token_ids", NULL), choice.get("logprobs", NULL)
+def _three(choice: Object, place: Place) -> tuple[Raw, Raw, Raw]:
+    if not choice.keys() <= KNOWN[place]:
+        raise ValueError("more than engines write")
+    return choice[place], choice.get("token_ids", NULL), choice.get("logprobs", NULL)
 
 
 def _parts(endpoint: Endpoint, chunks: Sequence[Any]) -> list[Part]:
@@ -137,7 +140,7 @@ def _parts(endpoint: Endpoint, chunks: Sequence[Any]) -> list[Part]:
             end = at + sum(counts)
             claim = Rows(ids[at:end], values[at:end], counts)
             at, first = end, first + len(found)
-        parts.append(Part(of_message(chunk.said) if endpoint == "chat" else Shown(chunk.said), own, claim))
+        parts.append(Part(of_message(chunk.said, "delta") if endpoint == "chat" else Shown(chunk.said), own, claim))
     return parts
 
 

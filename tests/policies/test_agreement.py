@@ -192,7 +192,7 @@ def deltas(*each: dict[str, Any], end: str = "stop", usage: tuple[int, int] = (3
 
 SAID: tuple[dict[str, Any], ...] = (
     {"role": "assistant", "content": "", "reasoning": "s", "reasoning_content": "s"},
-    {"reasoning": "o"},
+    {"reasoning": "o", "reasoning_content": "o"},
     {"content": "Hello, "},
     {"content": "world"},
     {"tool_calls": [{"index": 1, "function": {"name": "g", "arguments": "{"}}]},
@@ -234,9 +234,57 @@ def test_what_an_answer_need_not_show() -> None:
     for fault in ("too_large", "invalid_json"):
         assert wrong(hidden, replace(EVIDENCE, faults=(fault,))) == []
         assert compare_answer([replace(EVIDENCE, faults=(fault,))], hidden, hides_reasoning=False).left
-    half = replace(EVIDENCE, complete=False, finish_reason=None, text="Hello, wor", tool_calls=())
-    assert wrong(b"\n\n".join(deltas(*SAID)), half) == []
-    assert wrong(b"\n\n".join(deltas(*SAID)), replace(half, text="Good")) == ["the text"]
+
+
+def test_an_answer_that_broke_off() -> None:
+    """The client got as much as the evidence has, or less."""
+    half = replace(EVIDENCE, complete=False, finish_reason=None, text="Hello, wor", usage=None)
+    for number in range(len(SAID) + 1):
+        shown = b"\n\n".join(deltas(*SAID[:number])[:number]) + b'\n\ndata: {"error": {}}\n\n'
+        expected = ["the text"] if number >= 4 else []
+        assert wrong(shown, half) == expected
+        assert wrong(shown, replace(half, text="Hello, world")) == []
+        assert wrong(shown, replace(half, text="Hello, world, and more")) == []
+        calls = wrong(shown, replace(half, text="Hello, world", tool_calls=()))
+        assert calls == (["the tool calls"] if number >= 5 else [])
+    whole = b"\n\n".join(deltas(*SAID))
+    assert wrong(whole, replace(half, text="", reasoning="", tool_calls=())) == [
+        "the text",
+        "the reasoning",
+        "the tool calls",
+        "the finish reason",
+        "the end: the answer has one",
+    ]
+    assert wrong(whole, replace(EVIDENCE, complete=False)) == ["the end: the answer has one"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"message": {"content": "other"}},
+        {"text": "other"},
+        {"delta": {"content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}},
+        {"delta": {"content": "x", "tool_calls": [{"index": "0", "function": {"name": "f"}}]}},
+        {"delta": {"content": "x", "tool_calls": [{"type": "custom", "custom": {"name": "f", "input": ""}}]}},
+        {"delta": {"content": "x", "reasoning": ["so"]}},
+        {"delta": {"content": "x", "refusal": 7}},
+        {"delta": {"content": "x", "audio": {"transcript": "other"}}},
+        {"delta": "x"},
+    ],
+)
+def test_what_is_shown_and_in_no_evidence(more: dict[str, Any]) -> None:
+    shown = b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "x"}} | more]}).encode()
+    assert "what else is shown, of which the evidence says nothing" in wrong(shown, replace(EVIDENCE, text="x"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("other", ["message", "delta"])
+def test_completions_say_what_their_text_says(stream: bool, other: str) -> None:
+    choice = {"index": 0, "text": "EVIL", "finish_reason": "stop", other: {"content": "good"}}
+    body = json.dumps({"choices": [choice]}).encode()
+    evidence = replace(EVIDENCE, endpoint="completions", text="good", reasoning="", tool_calls=(), usage=None)
+    found = wrong(b"data: " + body + b"\n\ndata: [DONE]\n\n" if stream else body, evidence)
+    assert found == ["what else is shown, of which the evidence says nothing", "the text"]
 
 
 @pytest.mark.parametrize("shown", [b'{"error": {"message": "x"}}', b'data: {"error": {"message": "x"}}\n\n'])
@@ -249,7 +297,7 @@ def test_an_error_in_place_of_an_answer(shown: bytes) -> None:
 
 def test_several_choices_and_completions() -> None:
     both = [
-        replace(EVIDENCE, index=at, text=text, reasoning="", tool_calls=(), usage=None)
+        replace(EVIDENCE, endpoint="completions", index=at, text=text, reasoning="", tool_calls=(), usage=None)
         for at, text in ((0, "a"), (1, ""))
     ]
     choices = [{"index": 0, "text": "a", "finish_reason": "stop"}, {"index": 1, "text": "", "finish_reason": "stop"}]
