@@ -35,6 +35,8 @@ HONEST_RATES = ((1.0, 0.01), (1.3, 0.03))
 REJECT_LEVEL = 1e-9
 MOST_PARTS = 512
 """Clean stretches of one answer that are encoded; one token's worth of each is left out at both ends anyway."""
+_MOST_TORN = 8
+"""Tokens that are left out at the ends of a stretch because they have parts of characters."""
 
 _Ends = NDArray[np.int64]
 
@@ -64,8 +66,11 @@ def compare(ids: Ids, spelling: Spelling) -> Canonical | None:
     tokens = extra = 0
     odd: set[bytes] = set()
     split: set[bytes] = set()
-    for start, end in _clean(ids, pieces, spelling)[:MOST_PARTS]:
-        canonical = spelling.encode(b"".join(pieces[start:end]).decode())
+    for first, last in _clean(ids, pieces, spelling)[:MOST_PARTS]:
+        start, end, text = _text(pieces, first, last)
+        if start == end:
+            continue
+        canonical = spelling.encode(text)
         mine = ids[start:end]
         if np.array_equal(mine, canonical):
             tokens += max(0, len(mine) - 2)
@@ -107,6 +112,17 @@ def _clean(ids: Ids, pieces: Sequence[bytes], spelling: Spelling) -> list[tuple[
         dirty[at[0] : at[1] + 1] = True
     edges = np.flatnonzero(np.diff(np.concatenate(([True], dirty, [True])).astype(np.int8)))
     return [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _text(pieces: Sequence[bytes], start: int, end: int) -> tuple[int, int, str]:
+    """Where a stretch's whole characters are, and their text: the tokens around it may have parts of its first and last
+    one. Nothing of it where its tokens begin or end within characters again and again."""
+    for _ in range(_MOST_TORN):
+        try:
+            return start, end, b"".join(pieces[start:end]).decode()
+        except UnicodeDecodeError as error:
+            start, end = (start + 1, end) if error.start == 0 else (start, end - 1)
+    return start, start, ""
 
 
 def _broken(raw: bytes) -> list[tuple[int, int]]:

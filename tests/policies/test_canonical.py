@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,19 @@ def test_recorded_answers_know_no_tokenizer() -> None:
     check = structure.check(recorded.cpu("bf16")[0], vocab_size=recorded.VOCABULARY, eos_token_ids=(recorded.EOS,))
     assert check.metrics["text_compared"] == 0
     assert check.metrics["extra_tokens"] is None
+
+
+@given(st.lists(st.sampled_from([b"\x80\xc2", b"\x80", b"\xc2", b"a", b"\xe2\x80", b"\x99s", b"\xff"]), max_size=30))
+def test_tokens_that_begin_and_end_within_characters(pieces: list[bytes]) -> None:
+    class Torn:
+        added: Mapping[int, str] = {}
+        special_ids: frozenset[int] = frozenset()
+
+        def pieces(self, ids: Ids) -> list[bytes]:
+            return [pieces[id] if id < len(pieces) else bytes([id - len(pieces)]) for id in ids.tolist()]
+
+        def encode(self, text: str) -> Ids:
+            return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + len(pieces)
+
+    found = _canonical.compare(np.arange(len(pieces), dtype=np.int32), Torn())  # type: ignore[arg-type]
+    assert found is not None
