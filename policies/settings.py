@@ -113,6 +113,8 @@ class ModelSettings(Section):
             ask for logprobs.
         vocab_size: number of token ids the model can emit.
         max_model_len: longest prompt plus answer, in tokens.
+        template_tokens: tokens that its chat template may put around a request, beyond one for each byte of its JSON;
+            limits hold so many with it, and more are not charged.
         generation_config: the declared model's `generation_config.json`, whose defaults vLLM would apply.
         eos_token_ids: tokens that end an answer.
         grammar: where its servers bind a grammar that a request did not ask for: nowhere (`asked`), wherever tools are
@@ -129,6 +131,7 @@ class ModelSettings(Section):
     tokenizer: str | None = None
     vocab_size: int | None = Field(None, gt=0)
     max_model_len: int | None = Field(None, gt=0)
+    template_tokens: int = Field(0, ge=0, le=1_000_000)
     generation_config: dict[str, Any] = Field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     grammar: Literal["asked", "tools", "always"] = "asked"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.limits import ASSUMED_LENGTH, LONGEST_ANSWER, MOST_TOKENS, TEMPLATE_TOKENS, cost, duration
+from policies.limits import ASSUMED_LENGTH, MOST_TOKENS, cost, duration
 
 SIZES = st.integers(0, 10**7)
 COUNTS = st.integers(1, 64)
@@ -65,22 +65,49 @@ def test_no_answer_is_longer_than_the_model_lets_it() -> None:
     assert cost(40, answer=10**9, context=1000).most == 1000
 
 
+def test_the_template_is_held_beside_the_text() -> None:
+    found = cost(400, template=64, answer=50)
+    assert (found.likely, found.most, found.least) == (150, 514, 100)
+
+
+def test_what_nobody_sees_is_as_long_as_the_model_lets_it() -> None:
+    found = cost(400, unseen=2, answer=50, context=10_000)
+    assert (found.likely, found.most, found.known) == (100 + 2048 + 50, 10_000, True)
+    found = cost(400, unseen=2, answer=50)
+    assert (found.likely, found.most, found.known) == (100 + 2048 + 50, 400 + ASSUMED_LENGTH + 50, False)
+
+
 def test_nobody_is_charged_for_what_the_request_cannot_explain() -> None:
-    assert cost(40, answer=0).taken(10**9, None) == 40 + TEMPLATE_TOKENS
-    assert cost(40, prompts=3, answer=0).taken(10**9, None) == 40 + 3 * TEMPLATE_TOKENS
-    assert cost(40, n=2, answer=50).taken(100_000, 100) == 40 + TEMPLATE_TOKENS + 100
-    assert cost(40, answer=None).taken(10**9, 10**9) == 40 + TEMPLATE_TOKENS + LONGEST_ANSWER
-    assert cost(40, images=1, answer=50).taken(100_000, 50) == 100_050
+    assert cost(40, answer=0).taken(10**9, None) == 40
+    assert cost(40, template=9, prompts=3, answer=0).taken(10**9, None) == 49
+    assert cost(40, n=2, answer=50).taken(100_000, 100) == 140
+    assert cost(40, answer=None).taken(10**9, 10**9) == 40 + ASSUMED_LENGTH
+    assert cost(40, unseen=1, answer=50).taken(100_000, 50) == 100_050
 
 
-@given(SIZES, COUNTS, COUNTS, ANSWERS, CONTEXTS, st.integers(0, 8))
-def test_bounds(size: int, prompts: int, n: int, answer: int | None, context: int | None, images: int) -> None:
-    found = cost(size, images=images, prompts=prompts, n=n, answer=answer, context=context)
+@given(
+    *(SIZES, COUNTS, COUNTS, ANSWERS, CONTEXTS),
+    st.integers(0, 200),
+    st.integers(0, 5000),
+    *(st.none() | st.integers(0, 10**8),) * 2,
+)
+def test_bounds(
+    size: int,
+    prompts: int,
+    n: int,
+    answer: int | None,
+    context: int | None,
+    unseen: int,
+    template: int,
+    read: int | None,
+    written: int | None,
+) -> None:
+    found = cost(size, template=template, unseen=unseen, prompts=prompts, n=n, answer=answer, context=context)
     assert found.least >= 0
     assert found.open == (answer is None)
-    assert found.known == (answer is not None or context is not None)
+    assert found.known == (context is not None or (answer is not None and not unseen))
     assert found.least <= found.likely <= found.most
-    assert min(found.most, MOST_TOKENS) <= found.cap <= MOST_TOKENS
+    assert 0 <= found.taken(read, written) <= min(found.most, MOST_TOKENS)
     if context is not None:
         assert found.most <= prompts * context * n
     if answer is not None:
@@ -92,6 +119,6 @@ def test_a_bill_is_believed_as_far_as_the_request_explains_it(
     prompt: int | None, answer: int | None, context: int | None
 ) -> None:
     taken = cost(400, answer=10, context=context).taken(prompt, answer)
-    assert 0 <= taken <= min(410 + TEMPLATE_TOKENS, 2 * (context or 10**9))
+    assert 0 <= taken <= min(410, context or 410)
     if prompt is None and answer is None and context is None:
         assert taken == 100

@@ -31,20 +31,21 @@ COST = 200
 """`max_tokens` of each request."""
 
 
-def _all_at_once(door: Door, key: str, count: int) -> Counter[int]:
+def _all_at_once(door: Door, key: str, count: int, path: str = "/v1/chat/completions", **fields: Any) -> Counter[int]:
     """Statuses of that many requests, sent at the same moment to every proxy in turn."""
     ready = threading.Barrier(count)
 
     def ask(number: int) -> int:
         ready.wait(PATIENCE)
-        return door.ask(key, at=number % len(door.proxies), max_tokens=COST).status_code
+        return door.ask(key, path, at=number % len(door.proxies), **{"max_tokens": COST, **fields}).status_code
 
     with ThreadPoolExecutor(count) as pool:
         return Counter(pool.map(ask, range(count)))
 
 
-def _answer(tokens: int) -> list[bytes]:
-    usage = {"prompt_tokens": 4, "completion_tokens": tokens - 4, "total_tokens": tokens}
+def _answer(tokens: int, prompt: int = 4) -> list[bytes]:
+    tokens += prompt - 4
+    usage = {"prompt_tokens": prompt, "completion_tokens": tokens - prompt, "total_tokens": tokens}
     message = {"role": "assistant", "content": "x"}
     choices = [{"index": 0, "message": message, "finish_reason": "length"}]
     return [wire.whole(json.dumps({"object": "chat.completion", "choices": choices, "usage": usage}).encode())]
@@ -66,6 +67,33 @@ def test_nobody_overspends_together(make_door: Callable[..., Door], limit: str) 
     door.eventually(key, **counts)
     assert statuses[200] * COST <= 2000
     assert len(door.backend.requests) == statuses[200]
+
+
+LONG = "word " * 800
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"chat_template_kwargs": {"date_string": LONG}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "type": "image", "content": LONG}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+        ("/v1/chat/completions", {}),
+        ("/v1/responses", {"previous_response_id": "resp_1", "input": "x", "max_output_tokens": 1}),
+    ],
+)
+def test_a_prompt_that_is_longer_than_it_looks_overspends_nothing(
+    make_door: Callable[..., Door], path: str, fields: dict[str, Any]
+) -> None:
+    """Wherever the client put it, and whatever is billed for it."""
+    door = make_door(2)
+    key = door.key(tokens=5000)
+    door.backend.script = [0.3, *_answer(5, 3000)]
+    statuses = _all_at_once(door, key, 20, path, **{"max_tokens": 1, **fields})
+    assert 0 < statuses[200] == 20 - statuses[429]
+    use = door.eventually(key, held=0, charged_requests=statuses[200])
+    assert use.charged <= 5000
 
 
 @pytest.mark.parametrize("limit", ["tokens", "tokens_per_minute", "requests_per_minute", "concurrency"])
@@ -239,3 +267,30 @@ def test_what_breaks_over_one_request_holds_up_no_other(
     monkeypatch.undo()
     door.backend.script = _answer(60)
     assert door.ask(key, max_tokens=10).status_code == 200
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 4}, {"tokens": 100_000, "concurrency": 4}])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_whoever_has_an_answer_may_ask_at_once(
+    make_door: Callable[..., Door], limits: dict[str, Any], stream: bool
+) -> None:
+    """Clients that ask one thing after the other never have more under way than there are of them."""
+    door = make_door(1)
+    key = door.key(**limits)
+    door.backend.script = wire.stream() if stream else _answer(20)
+
+    def ask(_: int) -> list[int]:
+        return [door.ask(key, stream=stream).status_code for _ in range(15)]
+
+    with ThreadPoolExecutor(4) as pool:
+        statuses = Counter(status for each in pool.map(ask, range(4)) for status in each)
+    assert statuses == {200: 60}
+    door.eventually(key, under_way=0, held=0)
+
+
+def test_what_is_over_is_settled_before_tokens_are_refused(door: Door) -> None:
+    """A budget's last tokens are not held for a request whose answer its client has."""
+    key = door.key(tokens=20 * 60 + 2 * COST)
+    door.backend.script = _answer(60)
+    assert [door.ask(key, max_tokens=COST).status_code for _ in range(20)] == [200] * 20
+    door.eventually(key, charged=20 * 60, held=0)
