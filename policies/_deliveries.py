@@ -25,9 +25,9 @@ class DeliverySettings(Section):
         networks: networks (`10.20.0.0/16`) that are not on the open internet and that webhooks may be in all the same,
             there with http too.
         waiting: deliveries that may wait for one webhook; what happens beyond is dropped, counted, and leaves a gap in
-            its sequence numbers.
-        log: deliveries that are over and are kept for one webhook, the latest.
-        log_ttl: seconds that they are kept.
+            its sequence numbers. So many that failed for good are kept, too.
+        log: deliveries that arrived and are kept for one webhook, the latest.
+        log_ttl: seconds that those are kept which are over.
         disable_after: seconds of nothing but failures after which a webhook is switched off.
         senders: deliveries that one process makes at once.
     """

@@ -7,7 +7,8 @@
                             `paused` until when, `disabled` (gone, failing), `disabled_url`, `disabled_at`,
                             `delivered_at`
     webhook-waiting:WEBHOOK sorted set of its deliveries that are not over, scored by number
-    webhook-over:WEBHOOK    sorted set of those that are and are kept, likewise
+    webhook-over:WEBHOOK    sorted set of those that were delivered and are kept, likewise
+    webhook-failed:WEBHOOK  sorted set of those that failed for good and are kept, likewise
     webhook-sending:WEBHOOK sorted set of those that are being sent, scored by until when they may be
     webhook-slow:TENANT     is there while a tenant (`Endpoint.tenant`) counts as slow
     webhook-tenant-sending:TENANT, webhook-slow-sending   as `webhook-sending`, of all that a tenant has, and of all
@@ -122,8 +123,18 @@ def waiting_key(endpoint: str) -> str:
 
 
 def over_key(endpoint: str) -> str:
-    """Key of those that are."""
+    """Key of those that were delivered."""
     return f"{PREFIX}webhook-over:{endpoint}"
+
+
+def failed_key(endpoint: str) -> str:
+    """Key of those that failed for good: the other ones never push them out."""
+    return f"{PREFIX}webhook-failed:{endpoint}"
+
+
+def all_keys(endpoint: str) -> list[str]:
+    """Keys of all deliveries that there are."""
+    return [waiting_key(endpoint), over_key(endpoint), failed_key(endpoint)]
 
 
 def sending_key(endpoint: str) -> str:
@@ -246,9 +257,11 @@ def end(
     """
     attempts = [*delivery.attempts, *([] if attempt is None else [attempt])][-MOST_ATTEMPTS:]
     tries = delivery.tries + (outcome != "")
-    keys = [*_keys(delivery), over_key(delivery.endpoint)]
+    failed = status == "failed"
+    keys = [*_keys(delivery), failed_key(delivery.endpoint) if failed else over_key(delivery.endpoint)]
+    kept = rules.waiting if failed else rules.log
     arguments: list[Any] = [delivery.id, f"{now:.3f}", outcome, status, orjson.dumps(attempts), tries]
-    arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, rules.log, _DELIVERY]
+    arguments += ["" if next is None else f"{next:.3f}", delivery.number, rules.log_ttl, kept, _DELIVERY]
     arguments += [f"{paused:.3f}", url, rules.disable_after, SLOW_FOR if slow else 0]
     return cast(bytes, redis.eval(END, len(keys), *keys, *arguments)).decode()
 
@@ -268,7 +281,7 @@ def again(redis: Redis, rules: DeliverySettings, retries: Sequence[int], id: str
     endpoint, _, number = id.rpartition("-")
     if not number.isdecimal():
         return "there is no such delivery"
-    keys = [delivery_key(id), waiting_key(endpoint), over_key(endpoint), UNQUEUED]
+    keys = [delivery_key(id), *all_keys(endpoint), UNQUEUED]
     kept = round(lifetime(retries)) + rules.log_ttl
     said = cast(bytes, redis.eval(AGAIN, len(keys), *keys, id, f"{time.time():.3f}", kept, number)).decode()
     if said == "again":

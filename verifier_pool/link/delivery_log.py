@@ -36,7 +36,7 @@ def _walk(redis: Redis, endpoint: str, before: int | None) -> Iterator[Delivery]
     top = "+inf" if before is None else f"({before}"
     while True:
         pipeline = redis.pipeline()
-        for key in (deliveries.waiting_key(endpoint), deliveries.over_key(endpoint)):
+        for key in deliveries.all_keys(endpoint):
             pipeline.zrevrangebyscore(key, top, "-inf", 0, _CHUNK)
         ids = sorted({id.decode() for part in pipeline.execute() for id in part}, key=_number, reverse=True)[:_CHUNK]
         if not ids:
@@ -81,7 +81,7 @@ def resume(redis: Redis, endpoint: str) -> bool:
 
 def forget(redis: Redis, endpoint: str) -> None:
     """Drop everything of a webhook that is gone. Jobs of its deliveries find nothing and end."""
-    for key in (deliveries.waiting_key(endpoint), deliveries.over_key(endpoint)):
+    for key in deliveries.all_keys(endpoint):
         while ids := cast("list[bytes]", redis.zrange(key, 0, 499)):
             redis.unlink(*(deliveries.delivery_key(id.decode()) for id in ids))
             redis.zrem(deliveries.UNQUEUED, *ids)

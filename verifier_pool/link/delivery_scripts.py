@@ -89,10 +89,14 @@ if known then
     redis.call('ZADD', KEYS[8], ARGV[8], ARGV[1])
     redis.call('EXPIRE', KEYS[1], ARGV[9])
     redis.call('EXPIRE', KEYS[8], ARGV[9])
-    local over = redis.call('ZCARD', KEYS[8]) - tonumber(ARGV[10])
-    if over > 0 then
-      for _, id in ipairs(redis.call('ZRANGE', KEYS[8], 0, over - 1)) do redis.call('DEL', ARGV[11] .. id) end
-      redis.call('ZREMRANGEBYRANK', KEYS[8], 0, over - 1)
+    local over, kept = redis.call('ZCARD', KEYS[8]) - tonumber(ARGV[10]), status == 'failed' and ARGV[1]
+    for _, id in ipairs(over > 0 and redis.call('ZRANGE', KEYS[8], 0, over) or {}) do
+      if over > 0 and id ~= kept then
+        over = over - 1
+        redis.call('ZREM', KEYS[8], id)
+        local lost = redis.call('DEL', ARGV[11] .. id) == 1 and kept
+        if lost and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HINCRBY', KEYS[2], 'dropped', 1) end
+      end
     end
   end
 end
@@ -113,13 +117,14 @@ elseif outcome == 'bad' or outcome == 'gone' then
 end
 return ''
 """
-"""Lua: note what came of a delivery, or of a try. Of what is gone, it or its webhook, nothing is written.
+"""Lua: note what came of a delivery, or of a try. Of what is gone, it or its webhook, nothing is written. Where more is
+over than is kept the first goes, and is counted as dropped where it failed; what has failed just now stays.
 
-KEYS: those of `BEGIN`, what is over. ARGV: id, Unix second; `good`, `bad`, `gone` (410) or '' of what the receiver
-did; status, tries as JSON, their number, Unix second of the next one; its sequence number, seconds and number of what
-is kept of those that are over, how their keys begin; until when nothing else is tried, the URL, seconds of failures
-after which it is switched off; seconds for which its tenant counts as slow, 0 where it was not. Returns why it was
-switched off now, or ''.
+KEYS: those of `BEGIN`, what is over and ended as this does. ARGV: id, Unix second; `good`, `bad`, `gone` (410) or '' of
+what the receiver did; status, tries as JSON, their number, Unix second of the next one; its sequence number, seconds
+and number of what is kept of those that are over, how their keys begin; until when nothing else is tried, the URL,
+seconds of failures after which it is switched off; seconds for which its tenant counts as slow, 0 where it was not.
+Returns why it was switched off now, or ''.
 """
 
 AGAIN = """
@@ -128,10 +133,12 @@ if status ~= 'delivered' and status ~= 'failed' then return status or '' end
 redis.call('HSET', KEYS[1], 'status', 'waiting', 'tries', 0, 'since', ARGV[2], 'next', '')
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[4], ARGV[1])
 redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
-redis.call('ZADD', KEYS[4], ARGV[2], ARGV[1])
+redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 'again'
 """
-"""Lua: send again what is over. KEYS: the delivery, what waits, what is over, `webhook-unqueued`. ARGV: id, Unix
-second, seconds that it is kept, its sequence number. Returns `again`, or how it is instead ('' where it is not kept).
+"""Lua: send again what is over. KEYS: the delivery, what waits, what was delivered, what failed, `webhook-unqueued`.
+ARGV: id, Unix second, seconds that it is kept, its sequence number. Returns `again`, or how it is instead ('' where it
+is not kept).
 """
