@@ -16,6 +16,10 @@ ARGS ?=
 WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # End-to-end tests run by files, this many at once. Each starts a server of its own, which takes half of the cores.
 SERVERS ?= 2
+# Tests start hundreds of processes, each of which would compile our modules again where nothing may be kept.
+unexport PYTHONDONTWRITEBYTECODE
+# Few files hold such tests; the others are not even read.
+marked = $$(grep -rlE --include='test_*.py' 'pytest\.mark\.$(1)' tests | sort)
 
 demo: $(VENV)/.vllm
 	@$(BIN)/countersign demo $(ARGS)
@@ -25,17 +29,20 @@ test: lint unit alone e2e
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+# Beside the type checker, which takes one core: that every test can be read, which is kept for those who run them.
+	@$(BIN)/python -m pytest --collect-only -qq > $(VENV)/collected & collects=$$!; \
+	    echo "$(BIN)/mypy"; $(BIN)/mypy || { kill $$collects; exit 1; }; \
+	    wait $$collects || { tail -n 50 $(VENV)/collected; exit 1; }
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not e2e and not alone" -n $(WORKERS) --dist worksteal $(ARGS)
 
 alone: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "alone and not e2e" $(ARGS)
+	$(BIN)/python -m pytest -m "alone and not e2e" $(call marked,alone) $(ARGS)
 
 e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e -n $(SERVERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m e2e -n $(SERVERS) --dist loadfile --no-loadscope-reorder $(call marked,e2e) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
