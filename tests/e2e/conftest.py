@@ -10,12 +10,22 @@ import pytest
 from benchmarks.demo.models import DemoModels
 from tests.e2e.product import calibrated
 
-LONGEST = ("standing", "options", "main_job", "differential", "text")
+TESTS = Path(__file__).parents[1]
+LONGEST = (
+    "e2e/test_standing.py",
+    "e2e/test_main_job.py",
+    "benchmarks/test_cost_engine.py",
+    "verifier_pool/reference/test_vllm_engine.py",
+    "e2e/test_options.py",
+    "e2e/test_differential.py",
+    "e2e/test_text.py",
+    "e2e/test_selection_vllm.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files are run side by side, and the longest ones begin."""
-    order = {Path(__file__).with_name(f"test_{name}.py"): at for at, name in enumerate(LONGEST)}
+    """Files are run side by side, and the longest ones begin: so none of them is left to the end, alone."""
+    order = {TESTS / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
