@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,8 +66,8 @@ class ApiFailed(CountersignError):
 class TwoReceipts(ReceiptError):
     """One log has two receipts of one response, which no honest operator makes.
 
-    `leaf` is the hash of the one that was seen before (hex, `Receipt.leaf`), `token` the one that is shown now:
-    together with the token of the first they convict whoever signed both.
+    `leaf` is the hash of the one that was seen before (hex, `Receipt.leaf`), `token` the one that is shown now, empty
+    where two processes pinned one each: together with the token of the first they convict whoever signed both.
     """
 
     def __init__(self, message: str, leaf: str, token: str) -> None:
@@ -173,9 +174,9 @@ class Client:
         compare_verification(receipt, verification)
         head = verify_head(log["head"], self._keys_for(log["head"], "countersign-head"))
         verify_inclusion(head, receipt.leaf, _index(log.get("index")), _path(log.get("proof")))
-        self._follow(head)
-        self._remember(receipt)
-        self._pin()
+        with self._pinning():
+            self._follow(head)
+            self._remember(receipt)
         return receipt
 
     def watch(self) -> Head | None:
@@ -197,8 +198,8 @@ class Client:
         token = found.get("head")
         if not isinstance(token, str):
             raise ReceiptError("the proxy shows no head of the log")
-        self._follow(verify_head(token, self._keys_for(token, "countersign-head")))
-        self._pin()
+        with self._pinning():
+            self._follow(verify_head(token, self._keys_for(token, "countersign-head")))
         return self._head
 
     def keys(self) -> dict[str, bytes]:
@@ -239,14 +240,36 @@ class Client:
                 f"the log has two receipts of {receipt.id}: {before}, and now {leaf} with the verdict {receipt.verdict}"
             )
             raise TwoReceipts(what, before, receipt.token)
+        self._forget()
+
+    def _forget(self) -> None:
         while len(self._leaves) > MOST_LEAVES:
             del self._leaves[next(iter(self._leaves))]
 
-    def _pin(self) -> None:
-        if self._pins is not None and (self._pins.head, self._pins.leaves) != (self._head, self._leaves):
+    @contextmanager
+    def _pinning(self) -> Iterator[None]:
+        """Around what changes the pins: what other processes pinned meanwhile is known, and stays."""
+        pins = self._pins
+        if pins is None:
+            yield
+            return
+        with pins.alone():
+            pins.read()
+            if pins.head is not None and pins.head != self._head:
+                self._follow(pins.head)
+            for id, leaf in pins.leaves.items():
+                if self._leaves.setdefault(id, leaf) != leaf:
+                    what = f"the log has two receipts of {id}: {self._leaves[id]}, and {leaf} in the pins"
+                    raise TwoReceipts(what, self._leaves[id], "")
+            self._forget()
+            yield
+            self._pin(pins)
+
+    def _pin(self, pins: Pins) -> None:
+        if (pins.head, pins.leaves) != (self._head, self._leaves):
             keys = self._given if self._given is not None else self._known
-            kept = {key: self._pins.keys[key] for key in self._pins.keys if key not in keys}
-            self._pins.pin(self._head, keys | kept, self._leaves)
+            kept = {key: pins.keys[key] for key in pins.keys if key not in keys}
+            pins.pin(self._head, keys | kept, self._leaves)
 
     def _consistency(self, first: int, second: int) -> list[bytes]:
         try:
