@@ -58,7 +58,7 @@ def accept(redis: Redis, backend: str, rules: DurabilitySettings, actor: str, mo
     key = declaration_key(backend)
     with durable.transaction(redis, rules) as pipeline:
         while True:
-            pipeline.watch(key)
+            pipeline.watch(key)  # type: ignore[no-untyped-call]
             accepted = sorted(parsed(cast("dict[bytes, bytes]", pipeline.hgetall(key))))
             pipeline.multi()
             pipeline.delete(key)
