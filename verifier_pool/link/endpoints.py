@@ -9,6 +9,7 @@ The webhook of the settings is one of them, called `settings`, and in no hash.
 from __future__ import annotations
 
 import base64
+import contextlib
 import secrets
 from typing import Any, cast
 
@@ -89,11 +90,16 @@ def sealed(sealer: Sealer, id: str, secret: str, until: float | None = None) -> 
 
 
 def secrets_of(endpoint: Endpoint, sealer: Sealer, settings: Settings, now: float) -> str:
-    """The secrets that sign at that time, with spaces between. Raises SealError where the latest cannot be opened."""
+    """The secrets that sign at that time, with spaces between. Earlier ones that cannot be opened are left out, as
+    receivers go by any one; raises SealError where the latest cannot."""
     if endpoint.id == SETTINGS:
         return "" if settings.webhook is None else settings.webhook.secret.get_secret_value()
     current = [each for each in endpoint.secrets if each.until is None or each.until > now]
-    return " ".join(sealer.open(base64.b64decode(each.sealed), _about(endpoint.id)).decode() for each in current)
+    found = [_opened(endpoint.id, each, sealer) for each in current[:1]]
+    for each in current[1:]:
+        with contextlib.suppress(SealError, ValueError):
+            found.append(_opened(endpoint.id, each, sealer))
+    return " ".join(found)
 
 
 def rotated(endpoint: Endpoint, sealer: Sealer, secret: str, now: float, overlap: float) -> Endpoint:
@@ -106,7 +112,7 @@ def rotated(endpoint: Endpoint, sealer: Sealer, secret: str, now: float, overlap
 
 def resealed(id: str, stored: bytes, sealer: Sealer) -> bytes | None:
     """A webhook as it is stored, with its secrets sealed as they would be now; None where they are, or it cannot be
-    read. Raises SealError."""
+    read. Earlier ones that cannot be opened any more stay as they are; raises SealError where the latest cannot."""
     endpoint = read(stored)
     if endpoint is None or endpoint.id != id:
         return None
@@ -114,10 +120,16 @@ def resealed(id: str, stored: bytes, sealer: Sealer) -> bytes | None:
         found = [base64.b64decode(each.sealed, validate=True) for each in endpoint.secrets]
     except ValueError as error:
         raise SealError("a sealed value is no base64") from error
-    if all(map(sealer.is_current, found)):
+    again = list(endpoint.secrets)
+    for at, (secret, value) in enumerate(zip(endpoint.secrets, found, strict=True)):
+        if not sealer.is_current(value):
+            try:
+                again[at] = sealed(sealer, id, _opened(id, secret, sealer), secret.until)
+            except SealError:
+                if at == 0:
+                    raise
+    if again == list(endpoint.secrets):
         return None
-    plain = [sealer.open(value, _about(id)).decode() for value in found]
-    again = [sealed(sealer, id, text, each.until) for text, each in zip(plain, endpoint.secrets, strict=True)]
     return msgspec.json.encode(msgspec.structs.replace(endpoint, secrets=tuple(again)))
 
 
@@ -161,6 +173,10 @@ def change(redis: Redis, settings: Settings, id: str, before: str, after: Endpoi
         (ENDPOINTS, VERSION), id, before, written, entry, settings.admin.audit_entries
     )
     return trail.change(redis, settings.durability, names, arguments)
+
+
+def _opened(id: str, secret: Secret, sealer: Sealer) -> str:
+    return sealer.open(base64.b64decode(secret.sealed), _about(id)).decode()
 
 
 def _about(id: str) -> bytes:

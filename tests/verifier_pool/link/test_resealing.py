@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from redis import Redis
 
+from policies.errors import NoSealingKey
 from policies.settings import Settings, parse_settings
 from verifier_pool.link import endpoints, overlays, resealing
 from verifier_pool.link.endpoints import Endpoint, Secret
@@ -71,6 +72,25 @@ def test_what_cannot_be_opened_stays(redis: Redis, caplog: pytest.LogCaptureFixt
     assert reseal(redis, Sealer([NEW, OLD])) == 3
     redis.hdel(BACKENDS, "c")
     check(redis, Sealer([NEW]), signed)
+
+
+def test_a_webhook_that_lost_its_old_secret_signs_with_the_new_one(redis: Redis) -> None:
+    """The encryption key went too soon, and the webhook was given another secret: the old one keeps nothing back."""
+    made = Endpoint(id=ID, url="https://x.example", secrets=(endpoints.sealed(Sealer([OLD]), ID, "whsec_1"),))
+    with pytest.raises(NoSealingKey):
+        endpoints.secrets_of(made, Sealer([NEW]), settings(), 5.0)
+    after = endpoints.rotated(made, Sealer([NEW]), "whsec_2", 5.0, 100.0)
+    assert endpoints.secrets_of(after, Sealer([NEW]), settings(), 6.0) == "whsec_2"
+    assert endpoints.secrets_of(after, Sealer([NEW, OLD]), settings(), 6.0) == "whsec_2 whsec_1"
+    # What is left of the old one keeps the new one from being sealed anew as little.
+    redis.hset(ENDPOINTS, ID, msgspec.json.encode(after))
+    third = bytes([2]) * 32
+    assert reseal(redis, Sealer([third, NEW])) == 1
+    assert reseal(redis, Sealer([third, NEW])) == 0
+    again, _ = endpoints.one(redis, settings(), ID)
+    assert again is not None
+    assert endpoints.secrets_of(again, Sealer([third]), settings(), 6.0) == "whsec_2"
+    assert again.secrets[1] == after.secrets[1]
 
 
 def test_what_changes_meanwhile_stays(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
