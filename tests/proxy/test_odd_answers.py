@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
+import zstandard
 
 from policies.settings import hash_key
 from tests.proxy.conftest import MESSAGES, Rig
 from tests.proxy.raw import WHOLE, Wire
 from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Script
+from tests.support.waiting import wait_until
 
 
 def test_no_content_has_no_length(rig: Rig) -> None:
@@ -99,3 +102,22 @@ def test_a_whole_answer_to_a_stream_is_one_under_any_name(rig: Rig, kind: str, m
     assert (shown["choices"][0]["logprobs"], shown["choices"][0]["token_ids"]) == (None, None)
     evidence = rig.evidence(response.headers["x-countersign-id"])
     assert (evidence.faults, evidence.complete) == ((), True)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_compressed_streams_without_anything_in_them_are_no_answer(
+    make_rig: Callable[..., Rig], coding: str, stream: bool
+) -> None:
+    """And come to an end with what was read, however many they are."""
+    rig = make_rig(relay={"retries": 0})
+    empty = gzip.compress(b"") if coding == "gzip" else zstandard.compress(b"")
+    kind = "text/event-stream" if stream else "application/json"
+    head = wire.head(200, kind, f"content-encoding: {coding}", "connection: close")
+    rig.backend.script = [head, *[empty * 100_000] * 50]
+    response = rig.chat(stream=stream)
+    assert response.status_code == 502
+    wait_until(lambda: not rig.backend.busy)
+    assert len(rig.backend.last.sent) < 50
+    evidence = rig.evidence(response.headers["x-countersign-id"])
+    assert (evidence.complete, len(evidence.output_ids)) == (False, 0)
