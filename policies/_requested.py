@@ -16,7 +16,7 @@ from typing import Any
 from policies import codec, lax
 from policies._request import prompt_given, read_leniently
 from policies.evidence import Evidence, Sampling
-from policies.sampling import DEFAULTS, resolve, seed_given
+from policies.sampling import COMPLETIONS_MAX_TOKENS, DEFAULTS, resolve, seed_given
 
 WRITTEN = frozenset(
     {
@@ -37,6 +37,8 @@ NEVER_SENT = frozenset(
 """Fields that it takes out, or refuses."""
 _SETTINGS = ("max_tokens", "grammar", "client_seed")
 """What of the sampling does not hang on the request as it was sent alone."""
+_OWN = {**DEFAULTS, "max_tokens": COMPLETIONS_MAX_TOKENS}
+"""What vLLM itself takes for what is left open, where the model's generation config does not say otherwise."""
 _WORDS = {
     "max_tokens": "the limit on tokens",
     "grammar": "whether a grammar bound it",
@@ -92,6 +94,9 @@ def _passed_on(found: Compared, came: Mapping[str, Any], sent: Mapping[str, Any]
             same = name not in sent
         elif name in filled and _is_open(name, came):
             same = True
+            if name != "seed" and sent.get(name) != _OWN[name]:
+                made = f"{sent.get(name)!r:.40}"
+                found.left.append(f"`{name}`, which the request left open, with the settings that made it {made}")
         else:
             same = (name in came) == (name in sent) and _spelled(came.get(name)) == _spelled(sent.get(name))
         if not same:

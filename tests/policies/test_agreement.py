@@ -19,6 +19,7 @@ from policies.judging import Grounds
 from policies.receipt import digest
 from policies.report.data import as_json
 from policies.report.text import as_lines
+from policies.sampling import DEFAULTS
 from tests.policies.recorded import cpu
 from tests.policies.test_examination import DECLARED, TRUSTED
 from tests.support.bundles import Made, asking, made
@@ -136,6 +137,18 @@ def test_a_request_that_is_not_what_came() -> None:
     for junk in (b"[]", b"{", b"\xff"):
         assert compare_request([replace(choice, request=junk)], b"").wrong
         assert compare_request([replace(choice, request=sent)], junk).wrong
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_settings_make_of_an_open_parameter_is_told(name: str) -> None:
+    (choice,) = MADE.choices
+    asked = {key: value for key, value in msgspec.json.decode(coming(choice)).items() if key != name}
+    for value, left in ((PARAMETERS[name], True), (DEFAULTS[name], False)):
+        sent = asking(choice, messages=MESSAGES, **{name: value})
+        found = compare_request([replace(choice, request=sent)], json.dumps(asked).encode())
+        assert any(f"`{name}`" in each and "left open" in each for each in found.left) == left
+        told = json.dumps({**asked, name: value}).encode()
+        assert not any("left open" in each for each in compare_request([replace(choice, request=sent)], told).left)
 
 
 def test_what_only_settings_say_is_told() -> None:
