@@ -10,6 +10,7 @@ from proxy.tap.allowed import Allowed
 from proxy.tap.collect import Collector
 from proxy.tap.guarded import UNREADABLE_FAULT, Guarded
 from proxy.tap.rawjson import Object, raw, read_object, read_objects, write
+from proxy.tap.repeats import is_ambiguous
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 from proxy.tap.view import View
@@ -64,11 +65,12 @@ class BaseTap(Guarded):
         usage = read_object(top["usage"]) if "usage" in top else None
         reasons = usage is not None and read_object(usage.get("completion_tokens_details", b"")) is not None
         changed = False
+        self.collector.apart(choices)
         for choice in choices:
             self.collector.choice(choice, whole=True)
             changed |= self.view.message(choice, reasons=reasons)
-        if changed:
-            top["choices"] = raw(choices)
+        if changed or is_ambiguous(top["choices"], choices):
+            top["choices"], changed = raw(choices), True
         changed |= self.view.response(top)
         self.collector.terminal = True
         return top, changed

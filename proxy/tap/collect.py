@@ -115,6 +115,12 @@ class Collector:
         if usage is not None and not is_null(usage):
             self._usage = billed.read(usage)
 
+    def apart(self, choices: list[Object]) -> None:
+        """Whether these of one object are choices of their own: some clients take the first of an index for all of it,
+        and some add them up."""
+        if len(choices) > 1 and len({self._place(fields.get("index")) for fields in choices}) < len(choices):
+            self.fault(ODD)
+
     def choice(self, fields: Object, *, whole: bool) -> None:
         """Reads one choice of an answer in one piece (`whole`), or of a stream."""
         try:

@@ -40,9 +40,10 @@ def repeats(message: bytes | Raw) -> bool:
     return any_repeats((message,))
 
 
-def is_ambiguous(data: bytes, top: Object) -> bool:
-    """Whether an object with such keys was spelled so, of which `top` are the fields; what cannot be told was."""
-    return write(top) != data and _repeats(data)
+def is_ambiguous(data: bytes | Raw, value: Object | list[Object]) -> bool:
+    """Whether JSON was spelled so, of which `value` is all that is left to pass on; what cannot be told was."""
+    data = bytes(data)
+    return write(value) != data and _repeats(data)
 
 
 def _repeats(data: bytes) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from policies.message import ODD
 from proxy.tap.alike import Alike, Said
 from proxy.tap.allowed import Allowed
 from proxy.tap.base import AFTER_END, INVALID_JSON, LARGE, BaseTap, error_frame
 from proxy.tap.forged import names_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
+from proxy.tap.repeats import is_ambiguous
 from proxy.tap.sse import Event, Splitter, hides_verdict, poses_as_verdict, replace_data
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
@@ -225,8 +227,10 @@ class StreamTap(BaseTap):
     def _error(self, event: Event, top: Object) -> bytes:
         self.erred = True
         self.collector.fault("upstream_error")
+        if not is_null(top.get("choices")):
+            self.collector.fault(ODD)
         released = self._release(None)
-        changed = self.view.response(top)
+        changed = self.view.response(top) or is_ambiguous(event.data or b"", top)
         if not self.begun:
             self.refusal = write(top)
         return released + (self._rewritten(event, top) if changed else b"".join(event.lines))
@@ -235,6 +239,8 @@ class StreamTap(BaseTap):
         changed, ended = False, False
         kept: list[Object] = []
         size = len(event.data or b"")
+        if len(choices) > 1:
+            self.collector.apart(choices)
         for choice in choices:
             self.collector.later(choice, size)
             verdict = self.view.delta(choice)
@@ -247,9 +253,10 @@ class StreamTap(BaseTap):
         if choices and not kept:
             self._dropped = True
             return b""
-        if changed:
-            top["choices"] = raw(kept)
+        if changed or is_ambiguous(top["choices"], kept):
+            top["choices"], changed = raw(kept), True
         changed |= self.view.response(top)
+        changed = changed or is_ambiguous(event.data or b"", top)
         may_wait = ended and not self._shows_usage and self._waiting < self.collector.expected
         if may_wait and is_null(top.get("system_fingerprint")) and self._room(size):
             self._held.append((event, top if changed else {}))
@@ -287,7 +294,8 @@ class StreamTap(BaseTap):
         if not self._shows_usage:
             self._dropped = True
             return out
-        return out + (self._rewritten(event, top) if self.view.response(top) else b"".join(event.lines))
+        changed = self.view.response(top) or is_ambiguous(event.data or b"", top)
+        return out + (self._rewritten(event, top) if changed else b"".join(event.lines))
 
     def _release(self, usage_chunk: Object | None) -> bytes:
         """The terminal chunks that waited, with the usage chunk's fingerprint."""

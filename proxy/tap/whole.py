@@ -7,6 +7,7 @@ from proxy.tap.base import INVALID_JSON, LARGE, BaseTap, error_body
 from proxy.tap.forged import without_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import is_null, read_object, write
+from proxy.tap.repeats import is_ambiguous
 from proxy.tap.tokens import TokenStrings
 from proxy.tap.types import Prepared
 
@@ -84,7 +85,7 @@ class WholeTap(BaseTap):
         if result is None:
             return self.over(INVALID_JSON)
         shown, changed = result
-        return write(shown) if changed else body
+        return write(shown) if changed or is_ambiguous(body, shown) else body
 
     def unreadable(self, body: bytes) -> bytes:
         """What the client gets of a body that is no JSON object. Nothing could be hidden in it, and a client that waits
