@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import orjson
 from redis.client import Pipeline
 from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError
 
@@ -18,8 +19,8 @@ from policies.settings import VerificationSettings
 from proxy.generation import Generation
 from verifier_pool.link import connection, fair
 from verifier_pool.link.fair import FairQueue
-from verifier_pool.link.queue import OPEN, VERIFY_JOB, evidence_key
-from verifier_pool.link.scripts import note_waiting
+from verifier_pool.link.queue import OPEN, VERIFY_JOB, evidence_key, intent_key
+from verifier_pool.link.scripts import INTENT_SLACK, note_waiting
 from verifier_pool.link.telemetry import names
 from verifier_pool.link.telemetry.tracing import Attributes, Tracing
 
@@ -80,6 +81,9 @@ def enqueue(packed: Packed, jobs: FairQueue, pipeline: Pipeline, rules: Verifica
     jobs.enqueue(VERIFY_JOB, generation.id, pipeline=pipeline, **options)
     pipeline.set(evidence_key(generation.id), packed.data, ex=rules.evidence_ttl)
     now = time.time()
+    if now > generation.created + min(INTENT_SLACK, rules.lost_after):
+        # The first one goes before the evidence does, soon where a verdict came meanwhile: it says what is kept.
+        pipeline.set(intent_key(generation.id), orjson.dumps(generation.intent()), ex=rules.verdict_ttl)
     pipeline.zadd(OPEN, {generation.id: now + rules.lost_after})
     note_waiting(pipeline, generation.id, generation.backend, now, rules.evidence_ttl, size)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 from rq import get_current_job
@@ -95,7 +95,7 @@ def _advanced(context: Context, id: str, held: _Held) -> str:
         if held.replayed is not None or held.replayed_again is not None:
             _forget(context, id)  # a replay ran twice, and its second outcome came after the verdict
         word = str(orjson.loads(held.verdict).get("verdict"))
-        if held.evidence is not None and not keeps((document(held.intent) or {}).get("retain"), word):
+        if held.evidence is not None and not keeps(_retain(context, document(held.intent)), word):
             context.store.redis.unlink(evidence_key(id))  # it came after its verdict, `proxy_lost`
         return word
     if held.evidence is None:
@@ -247,7 +247,7 @@ class _Response:
         redis = context.store.redis
         verification |= traced(self._intent)
         changed = declarations.note(redis, verification, choice.runtime)
-        retained = keeps(self._intent.get("retain"), verification["verdict"])
+        retained = keeps(_retain(context, document(self._held.intent)), verification["verdict"])
         case = context.parts.case_of(self._choices, weighed.grounds)
         kept = context.parts.keep(choice, weighed.grounds, case) if retained else None
         if context.store.settle(verification, weighed.unit, self._facts(weighed, case), kept):
@@ -258,6 +258,8 @@ class _Response:
                 redis.hincrby(SECOND_UNCHECKED, choice.backend, 1)
         if self._held.replayed is not None:
             _forget(context, self._id)
+        if not retained:
+            redis.unlink(evidence_key(self._id))  # which the step that stored the verdict knew only by the intent
         _fold(context, choice.backend)
         return str(verification["verdict"])
 
@@ -361,7 +363,14 @@ def _settle_unverified(context: Context, id: str, reason: str, tokens: int = 0) 
         logger.warning("verification %s ends unverified: %s", id, reason, extra={"id": id, "reason": reason})
         _fold(context, verification["backend"])
     _forget(context, id)
+    if not keeps(_retain(context, intent), verification["verdict"]):
+        context.store.redis.unlink(evidence_key(id))
     return str(verification["verdict"])
+
+
+def _retain(context: Context, intent: Mapping[str, Any] | None) -> object:
+    """What is kept of the evidence of a response; where its intent is gone, what is of keys that do not say."""
+    return context.settings.storage.retain if intent is None else intent.get("retain")
 
 
 def _forget(context: Context, id: str) -> None:

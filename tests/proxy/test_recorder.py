@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,23 @@ def test_evidence_that_cannot_be_made_does_not_stop_the_thread(valkey: Valkey, c
     assert reasons_of(client, "b" * 32) == ["no_answer"]
     recorder.stop()
     assert client.exists(evidence_key("c" * 32))
+
+
+@pytest.mark.parametrize(("took", "anew"), [(5, False), (900, True)])
+def test_evidence_that_is_late_comes_with_its_intent(
+    valkey: Valkey, client: redis.Redis, took: int, anew: bool
+) -> None:
+    """The one from before the request may be gone by then, and with it what may be kept, and whose it is."""
+    recorder = new_recorder(valkey)
+    recorder.start()
+    generation = new_generation("a" * 32)
+    generation.created, generation.retain, generation.owner = time.time() - took, "none", "somebody"
+    recorder.finished(generation, lambda: new_evidence("a" * 32), 1)
+    recorder.stop()
+    assert client.exists(evidence_key("a" * 32))
+    intent = json.loads(client.get(intent_key("a" * 32)) or b"{}")
+    assert (intent.get("retain"), intent.get("owner")) == (("none", "somebody") if anew else (None, None))
+    assert client.ttl(intent_key("a" * 32)) >= client.ttl(evidence_key("a" * 32)) or not anew
 
 
 def test_a_record_that_cannot_be_made_later_does_not_stop_the_thread(

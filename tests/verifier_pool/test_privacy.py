@@ -78,6 +78,24 @@ def test_evidence_that_comes_after_its_verdict_goes_too(redis: Redis, valkey_url
     assert left(redis, id) == []
 
 
+@pytest.mark.parametrize(("retain", "kept"), [("none", False), ("rejects", False), ("all", True)])
+@pytest.mark.parametrize("decided", [True, False])
+def test_evidence_without_its_intent_is_kept_as_the_settings_say(
+    redis: Redis, valkey_url: str, retain: str, kept: bool, decided: bool
+) -> None:
+    rules = settings(valkey_url, storage={"retain": retain})
+    id = submitted(redis, rules)
+    held = cast(bytes, redis.get(evidence_key(id)))
+    rig.worker(redis, rules)
+    if decided:
+        _given_up(id)
+        redis.set(evidence_key(id), held)
+    redis.delete(intent_key(id))
+    jobs.verify(id)
+    assert rig.verdict_of(redis, id)["verdict"] != "reject"
+    assert bool(left(redis, id)) == kept
+
+
 @pytest.mark.parametrize("retain", ["all", "rejects", "none"])
 def test_what_a_pass_kept_goes_where_another_verdict_came_first(
     redis: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch, retain: str

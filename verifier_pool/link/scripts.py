@@ -42,6 +42,10 @@ from verifier_pool.link.queue import (
 )
 from verifier_pool.link.trail import TRAIL
 
+INTENT_SLACK = 60
+"""Seconds for which an intent outlives what it was written for. Evidence that is later than that after it comes with
+another one, so that it is never without."""
+
 OPEN_INTENT = """
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
@@ -181,9 +185,9 @@ end
 
 
 def open_intent(id: str, intent: bytes, ttl: int, lost_at: float) -> tuple[str | bytes | int, ...]:
-    """The command that writes an intent (JSON) for `ttl` seconds, which counts as lost at the Unix second `lost_at`. To
-    repeat it does no harm."""
-    return ("EVAL", OPEN_INTENT, 2, intent_key(id), OPEN, intent, ttl, f"{lost_at:.3f}", id)
+    """The command that writes an intent (JSON) for `ttl` seconds and some more, which counts as lost at the Unix second
+    `lost_at`. To repeat it does no harm."""
+    return ("EVAL", OPEN_INTENT, 2, intent_key(id), OPEN, intent, ttl + INTENT_SLACK, f"{lost_at:.3f}", id)
 
 
 def waiting_keys(backend: str) -> list[str]:
