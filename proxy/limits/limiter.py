@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from policies.errors import NoConnection, RateLimited, StoreUnavailable
 from policies.limits import Cost
@@ -31,10 +33,21 @@ _AT_ONCE = 256
 _MOST_OWED = 100_000
 _AGAIN = 0.25
 _LAST = 2.0
+_ASKED = 3
+
+
+_HELD = ("held", "tokens")
+"""Refusals that an earlier request's end may turn, once it is settled."""
 
 
 def _nothing() -> int:
     return 0
+
+
+class _Debt(NamedTuple):
+    client: str
+    lease: str
+    call: Call
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +56,7 @@ class Admission:
 
     Attributes:
         headers: what its answer says of the limits.
-        held: whether anything is held for it in Redis.
+        held: whether anything is held for it in Redis that is not settled yet.
         reserved: tokens of the minute; −1 is none.
         used: how many tokens it took so far. `told`: how many of them Redis knows of.
     """
@@ -80,8 +93,10 @@ class Limiter:
         self._metrics = metrics
         self._admit, self._settle, self._renew = map(store.script, (ADMIT, SETTLE, RENEW))
         self._running: set[Admission] = set()
-        self._owed: deque[Call] = deque(maxlen=_MOST_OWED)
-        self._batch: list[Call] = []
+        self._owed: deque[_Debt] = deque()
+        self._batch: list[_Debt] = []
+        self._debts: dict[str, set[str]] = defaultdict(set)
+        self._borrowed = self._paid = 0
         self._marks = settled_key(secrets.token_hex(8)), settled_key(secrets.token_hex(8))
         self._mark = ""
         self._owing = asyncio.Event()
@@ -108,7 +123,7 @@ class Limiter:
         limits = client.limits
         admission = Admission(client, limits)
         try:
-            said = await self._store.count(self._admit, counted_keys(client.id), _asked(limits, admission.lease, cost))
+            counted = await self._ask(admission, cost)
         except NoConnection as ours:
             # Not Redis, but too many of ours: whoever brings that about shall not be rid of his limits.
             self._metrics.refused.add(1, {"reason": "uncounted"})
@@ -116,7 +131,6 @@ class Limiter:
         except StoreUnavailable:
             self._metrics.unlimited.add(1)
             return admission
-        counted = Counted.read(said)
         admission.headers = answer.headers_of(limits, counted)
         if counted.refused:
             self._metrics.refused.add(1, {"reason": counted.refused})
@@ -131,17 +145,38 @@ class Limiter:
             self._running.add(admission)
         return admission
 
+    async def _ask(self, admission: Admission, cost: Cost) -> Counted:
+        """What Redis says. Whoever has an answer may ask the next thing at once, though Redis does not know yet that the
+        request is over: it keeps no place then, and where tokens are held for it, that is settled first."""
+        client = admission.client.id
+        arguments = _asked(admission.limits, admission.lease, cost)
+        for _ in range(_ASKED):
+            over = [*islice(self._debts.get(client, ()), _AT_ONCE)]
+            counted = Counted.read(await self._store.count(self._admit, counted_keys(client), [*arguments, *over]))
+            if counted.refused not in _HELD or not (over or client in self._debts):
+                break
+            due = self._borrowed
+            while self._paid < due:
+                async with self._turn:
+                    await self._pay_some()
+        return counted
+
     def settle(self, admission: Admission, used: int) -> None:
-        """The request is over and took that many tokens; returns at once."""
+        """The request is over and took that many tokens; returns at once. Only the first time counts."""
         self._running.discard(admission)
         if not admission.held:
             return
+        admission.held = False
         limits = admission.limits
         arguments: list[str | int] = [admission.lease, admission.at, admission.reserved, used, admission.told]
         arguments += [limits.every, int(bool(limits.tokens))]
         if len(self._owed) == _MOST_OWED:
             logger.error("a request is not settled: too many are owed", extra={"key": admission.client.name})
-        self._owed.append((self._settle, counted_keys(admission.client.id), arguments))
+            self._forget(self._owed.popleft())
+        client = admission.client.id
+        self._owed.append(_Debt(client, admission.lease, (self._settle, counted_keys(client), arguments)))
+        self._debts[client].add(admission.lease)
+        self._borrowed += 1
         self._owing.set()
 
     async def _settling(self) -> None:
@@ -165,10 +200,20 @@ class Limiter:
             self._batch = [self._owed.popleft() for _ in range(min(len(self._owed), _AT_ONCE))]
             self._mark = secrets.token_hex(8)
         elif await self._store.marked((self._marks[0], self._mark)):
+            self._forget(*self._batch)
             self._batch = []
             return
-        await self._store.call_all(self._batch, (self._marks[0], self._mark))
+        await self._store.call_all([debt.call for debt in self._batch], (self._marks[0], self._mark))
+        self._forget(*self._batch)
         self._batch = []
+
+    def _forget(self, *debts: _Debt) -> None:
+        """These are settled, or never will be."""
+        for debt in debts:
+            self._paid += 1
+            self._debts[debt.client].discard(debt.lease)
+            if not self._debts[debt.client]:
+                del self._debts[debt.client]
 
     async def _renewing(self) -> None:
         while True:

@@ -20,6 +20,10 @@ PING = b": countersign-ping\n\n"
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
+def _nothing() -> None:
+    return None
+
+
 class Downlink:
     """Writes one answer.
 
@@ -28,12 +32,15 @@ class Downlink:
         delivered: nothing more will be sent; a client that leaves now is not one that left early.
         pinged: the head went out with a keep-alive comment, before anything was known of the answer, which can only be
             a stream from there on.
+        over: called when it is known what is sent last, and before the client can have it: once it does, its next
+            request may be here already.
     """
 
     def __init__(self, send: Send, clock: Clock, keepalive: float, pass_on: PassOn | None = None) -> None:
         self.status = 0
         self.delivered = False
         self.pinged = False
+        self.over: Callable[[], None] = _nothing
         self.send = send
         self._clock = clock
         self._keepalive = keepalive
@@ -59,11 +66,17 @@ class Downlink:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes; `last` ends the answer."""
-        self.delivered = last
+        if last:
+            self.close()
         if self._clock.shown is None:
             self._clock.showing()
         message = {"type": "http.response.body", "body": data, "more_body": not last}
         await self._clock.writing(self.send(message) if self._turn is None else self._say(message))
+
+    def close(self) -> None:
+        """What is sent next is the last."""
+        self.delivered = True
+        self.over()
 
     @property
     def ready(self) -> bool:

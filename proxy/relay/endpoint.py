@@ -140,11 +140,14 @@ class _Admitted:
 
 async def _exchange(services: Services, admitted: _Admitted, receive: Receive) -> None:
     exchange, admission = admitted.exchange, admitted.admission
+    settle = services.limiter.settle
+    if admission is not None:
+        exchange.down.over = lambda: settle(admission, admission.taken())
     try:
         await unless_client_leaves(receive, exchange.run(), lambda: exchange.down.delivered)
     finally:
         if admission is not None:
-            services.limiter.settle(admission, admission.taken())
+            settle(admission, admission.taken())
 
 
 async def _refuse(

@@ -79,7 +79,7 @@ class Reply(Answer):
             return
         self._last(write(said(self.generation.endpoint, error)))
         self.down.status = error.status
-        self.down.delivered = True
+        self.down.close()
         marks = _REJECTED if isinstance(error, VerificationFailed) else ()
         echoed = names.echoed(self._headers)
         headers = self.our_headers(list(marks)) if self.record.opened else echoed

@@ -150,7 +150,13 @@ if tpm > 0 then
     refuse(token_cost > tpm and 'size' or 'tokens', until_fits(tokens, tokens_used, tpm, token_cost))
   end
 end
-if most_at_once > 0 and redis.call('ZCARD', KEYS[2]) >= most_at_once then refuse('concurrency', 1000) end
+if most_at_once > 0 and redis.call('ZCARD', KEYS[2]) >= most_at_once then
+  local over = 0
+  for i = 13, #ARGV do
+    if redis.call('ZSCORE', KEYS[2], ARGV[i]) then over = over + 1 end
+  end
+  if redis.call('ZCARD', KEYS[2]) - over >= most_at_once then refuse('concurrency', 1000) end
+end
 if rpm > 0 then
   requests, requests_used = load('r')
   if requests_used >= rpm then refuse('requests', until_fits(requests, requests_used, rpm, 1)) end
@@ -236,7 +242,8 @@ ADMIT = CLOCK + _COMMON + _ADMIT
 
 KEYS: `limit`, `leases`, `spent`. ARGV: requests and tokens per minute, requests at once, budget (0 is none each), its
 period, id of the request, ms of its lease; as `policies.limits.Cost` has them: tokens that are likely, at most and at
-least, and 1 where it is open, and where it is known.
+least, and 1 where it is open, and where it is known; then ids of requests that are over and not settled yet, which
+keep no place.
 
 Answers: why it is refused ('' where it is not: `quota`, `held`, `size`, `tokens`, `concurrency`, `requests`), ms until
 it may come again (−1 is never); requests left and ms until none counts any more, the same of tokens; the budget left

@@ -280,7 +280,7 @@ def test_whoever_has_an_answer_may_ask_at_once(
     door.backend.script = wire.stream() if stream else _answer(20)
 
     def ask(_: int) -> list[int]:
-        return [door.ask(key, stream=stream).status_code for _ in range(15)]
+        return [door.ask(key, stream=stream, max_tokens=COST).status_code for _ in range(15)]
 
     with ThreadPoolExecutor(4) as pool:
         statuses = Counter(status for each in pool.map(ask, range(4)) for status in each)
