@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,22 @@ def test_the_committed_tables_come_from_the_committed_rows(tmp_path: Path) -> No
         for line in drawn:
             committed = committed.replace(line + "\n", "")
         assert path.suffix == ".gz" or path.read_text() == committed, path.name
+
+
+def lines_of(page: Path) -> list[dict[str, str]]:
+    """Every line of every table of a page, by its head."""
+    found = []
+    for table in re.findall(r"^\|.*(?:\n\|.*)+", page.read_text(), re.MULTILINE):
+        head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+        found += [dict(zip(head, line, strict=True)) for line in lines]
+    return found
+
+
+def test_the_page_on_all_of_it_quotes_the_tables_that_are_made_of_rows() -> None:
+    made = [line for name in ("h200", "cpu", "cpu-variants") for line in lines_of(RESULTS.parent / name / "summary.md")]
+    quoted = lines_of(RESULTS.parent.with_suffix(".md"))
+    assert len(quoted) > 80
+    assert [line for line in quoted if not any(line.items() <= other.items() for other in made)] == []
 
 
 def test_curves_of_scores_that_are_known() -> None:
