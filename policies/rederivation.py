@@ -20,6 +20,8 @@ TOLERANCE = 1e-4
 TOLD = frozenset({"id", "decided", "extra_replay", "second_reference"})
 """What a verification says besides: when it was made, that the replay was made because of what the answer or its checks
 said, and what a second reference confirmed for the backend's standing. No verdict hangs on these."""
+_PROBABILITIES = frozenset({"level", "p", "tail"})
+_ROUNDING, _UNDERFLOW = 1e-12, 1e-300
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
@@ -55,21 +57,26 @@ def _compare(where: str, signed: Any, derived: Any, found: list[str]) -> None:
             found.append(f"`{where}` has {len(signed)} entries, {len(derived)} are derived")
         for at, (one, other) in enumerate(zip(signed, derived, strict=False)):
             _compare(f"{where}[{_name(one, at)}]", one, other, found)
-    elif not _same(signed, derived):
+    elif not (signed == derived if where == "created" else _same(signed, derived, _least(where))):
         found.append(f"`{where}` is {_shown(signed)}, {_shown(derived)} is derived")
 
 
-def _same(signed: Any, derived: Any) -> bool:
+def _least(where: str) -> float:
+    """What differs by no more is the same: sums that should be nothing, but probabilities may be as small as this."""
+    return _UNDERFLOW if where.rpartition(".")[2] in _PROBABILITIES else _ROUNDING
+
+
+def _same(signed: Any, derived: Any, least: float) -> bool:
     if isinstance(signed, bool) or isinstance(derived, bool):
         return signed is derived
     if isinstance(signed, int | float) and isinstance(derived, int | float):
-        return _close(signed, derived)
+        return _close(signed, derived, least)
     if isinstance(signed, str) and isinstance(derived, str):
         numbers, others = _NUMBER.findall(signed), _NUMBER.findall(derived)
         return (
             _NUMBER.sub("#", signed) == _NUMBER.sub("#", derived)
             and len(numbers) == len(others)
-            and all(_close(_value(one), _value(other)) for one, other in zip(numbers, others, strict=True))
+            and all(_close(_value(one), _value(other), _ROUNDING) for one, other in zip(numbers, others, strict=True))
         )
     return bool(signed == derived)
 
@@ -79,10 +86,10 @@ def _value(text: str) -> float:
     return int(text) if len(text) < 4000 and not set(text) & set(".eE") else float(text)
 
 
-def _close(one: float, other: float) -> bool:
+def _close(one: float, other: float, least: float) -> bool:
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    return one == other or math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return one == other or math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=least)
 
 
 def _name(entry: Any, at: int) -> str:

@@ -62,6 +62,9 @@ def test_what_machines_may_differ_in(same: dict[str, Any]) -> None:
         (with_metric("p", 0.0), "`checks[distance].metrics.p`"),
         (with_metric("new", 0.0), "`checks[distance].metrics.new`"),
         (changed(checks="x"), "`checks`"),
+        (changed(created=1.0), "`created`"),
+        (with_metric("tail", 1e-40), "`checks[distance].metrics.tail`"),
+        (with_metric("p", 1e-13), "`checks[distance].metrics.p`"),
     ],
 )
 def test_everything_else_is_told(other: dict[str, Any], words: str) -> None:
@@ -79,3 +82,14 @@ def test_whole_numbers_in_texts_are_counts() -> None:
 @pytest.mark.parametrize("decided", [None, True, "1.0", [1.0]])
 def test_a_verdict_was_made_at_some_time(decided: Any) -> None:
     assert differences(changed(decided=decided), SIGNED) == ["`decided` is no time"]
+
+
+def test_times_are_exact_and_levels_are_never_nothing() -> None:
+    (check,) = SIGNED["checks"]
+    one, other = (changed(created=1.7e9 + more) for more in (0.0, 0.25))
+    assert len(differences(one, other)) == 1
+    assert differences(one, one) == []
+    for level, signed in ((1e-13, 0.0), (1e-40, 9e-13), (1e-30, 2e-30)):
+        pair = [changed(checks=[check | {"level": each}]) for each in (signed, level)]
+        assert len(differences(*pair)) == 1
+    assert differences(*(changed(checks=[check | {"level": each}]) for each in (1e-30, 1e-30 * (1 + 1e-6)))) == []
