@@ -14,6 +14,8 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 
+from policies.seen import can_be_seen
+
 NARROWEST = 24
 """Columns below which there is no room for a chart."""
 HEIGHT = 9
@@ -28,8 +30,8 @@ _LARGEST = 999_999.0
 
 
 def plain(text: object) -> str:
-    """Text of unknown origin on one line: what is not printable is spelt out, such as \\x1b or \\u202e."""
-    return "".join(char if char.isprintable() else _spelt(char) for char in str(text))
+    """Text of unknown origin on one line: what cannot be seen is spelt out, such as \\x1b or \\u202e."""
+    return "".join(char if can_be_seen(char) else _spelt(char) for char in str(text))
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -10,15 +10,17 @@ import codecs
 import html
 from collections.abc import Iterable, Sequence
 
+from policies.seen import all_seen, can_be_seen
+
 LONGEST = 200
 """Characters of one token, or of one word from outside, that are shown."""
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Text in which every character can be seen: those that are not printable are spelt ⟨U+202E⟩, but for `kept`."""
-    if text.isprintable():
+    """Text in which every character can be seen: those that cannot are spelt ⟨U+202E⟩, but for `kept`."""
+    if all_seen(text):
         return text
-    return "".join(char if char.isprintable() or char in kept else f"⟨U+{ord(char):04X}⟩" for char in text)
+    return "".join(char if char in kept or can_be_seen(char) else f"⟨U+{ord(char):04X}⟩" for char in text)
 
 
 def escaped(text: object, kept: str = "") -> str:

@@ -206,3 +206,9 @@ def test_what_a_tokenizer_was_not_asked_leaves_a_page(missing: int) -> None:
     assert (found.grounds is None) == (found.derived is None)
     harmless(page(found).decode())
     assert as_lines("a", found)
+
+
+@pytest.mark.parametrize("char", "\u3164\u115f\u2800\u034f\ufe0f\U000e0100\u17b4\u180b\uffa0\u200d\u00ad\u202e\x1b")
+def test_what_cannot_be_seen_is_spelt(char: str) -> None:
+    assert visible(f"a{char}b") == f"a⟨U+{ord(char):04X}⟩b"
+    assert visible("Zürich 東京 😀 é ") == "Zürich 東京 😀 é "
