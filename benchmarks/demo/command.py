@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8700, help="port of the proxy (default 8700)")
     parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table there too, as Markdown")
+    evidence = "leave an answer's evidence of each backend there, as a bundle and as a page to read"
+    parser.add_argument("--evidence", type=Path, metavar="FOLDER", help=evidence)
     profile = "use this profile; without such a file it is measured and written there"
     parser.add_argument("--profile", type=Path, metavar="FILE", help=profile)
     return parser

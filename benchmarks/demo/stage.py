@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 
-from benchmarks.demo import layout, models, report, servers, traffic
+from benchmarks.demo import exhibits, layout, models, report, servers, traffic
 from benchmarks.demo.machine import describe, fingerprint
 from benchmarks.demo.processes import Children, answers, free_ports
 from benchmarks.demo.progress import Progress
@@ -65,6 +65,9 @@ def run(arguments: argparse.Namespace, folder: Path, children: Children, progres
     print(f"\n{text}\n\n{report.standings(standings)}\n\nAll of it took {progress.elapsed()}.")
     if arguments.output:
         _save(arguments.output, text, progress.elapsed())
+    if arguments.evidence:
+        commands = exhibits.save(proxy, arguments.evidence, rows)
+        print("\n".join(["", f"Evidence is in {arguments.evidence}; anybody can check it:", *commands, ""]))
     complaints = report.complaints(rows)
     print("\n".join(complaints or ["The honest backend passed and both cheats were caught."]), flush=True)
     if arguments.keep:
