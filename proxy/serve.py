@@ -29,6 +29,7 @@ from proxy.listening import listen, uvicorn_config
 from verifier_pool.link import connection
 from verifier_pool.link.keys import KEYS
 from verifier_pool.link.settings_file import SettingsFile, hold_hangups, settings_path
+from verifier_pool.link.signing import signer_of
 from verifier_pool.link.telemetry import log
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
             stack.enter_context(EmbeddedValkey(folder, always=settings.durability.aof))
         if not is_loopback(listening.getsockname()[0]):
             _check_keys(settings, url)
+        _check_signing(settings, url)
         drain = Drain()
         app = create_app(settings, url, drain, file=file, given=given)
         _serve(app, settings, drain, listening, arguments.drain)
@@ -164,6 +166,15 @@ def _check_keys(settings: Settings, redis_url: str) -> None:
             expected = f"at least one client key, {why}; whether Redis has one it does not say"
             raise SettingsError("keys", f"{expected} ({type(error).__name__})") from error
     raise SettingsError("keys", f"at least one client key, {why}")
+
+
+def _check_signing(settings: Settings, redis_url: str) -> None:
+    """Whether receipts can be signed, as far as Redis says now. Raises SettingsError."""
+    with (
+        contextlib.closing(connection.connect(redis_url, timeout=1.0, connect_timeout=1.0, retries=0)) as redis,
+        contextlib.suppress(RedisError, OSError),
+    ):
+        signer_of(redis, settings).check()
 
 
 def _parser() -> argparse.ArgumentParser:

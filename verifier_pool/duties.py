@@ -72,6 +72,7 @@ def verifying(following: Following, stop: threading.Event) -> Worked:
 
     def work(*, burst: bool, tick: Callable[[], None] | None) -> int:
         with connected(following.settings) as store:
+            store.signer.check()
             secret = settings.audit.secret
             known = secret.get_secret_value().encode() if secret else store.audit_secret()
 

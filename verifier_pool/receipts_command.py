@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     settings = read_settings(arguments.config)
     with answering(settings, TIMEOUT) as redis:
-        done = {"keys": _keys, "rotate": _rotate, "log": _log, "begin": _begin}[arguments.action](redis, settings)
+        rotate = _forget if getattr(arguments, "forget", False) else _rotate
+        done = {"keys": _keys, "rotate": rotate, "log": _log, "begin": _begin}[arguments.action](redis, settings)
     print_lines([json.dumps(done["json"])] if arguments.json else done["lines"])
     return 0
 
@@ -79,6 +80,16 @@ def _rotate(redis: Redis, settings: Settings) -> dict[str, Any]:
     return {"json": {"kid": kid, "since": since}, "lines": [f"{kid} is published, and signs from {at} UTC on"]}
 
 
+def _forget(redis: Redis, settings: Settings) -> dict[str, Any]:
+    if signer_of(redis, settings).configured:
+        raise ReceiptError("receipts.signing_keys says what signs; nothing in Redis does")
+    kid, lost = signing.replace_lost(redis, Sealer.of(settings.storage))
+    entry = trail.entry(trail.terminal_actor(), "receipts.rotate", kid, after={"given_up": lost})
+    trail.append(redis, settings.admin.audit_entries, entry)
+    lines = [f"{kid} signs from now on", *(f"{each} signs no more, and stays published" for each in lost)]
+    return {"json": {"kid": kid, "given_up": lost}, "lines": lines}
+
+
 def _log(redis: Redis, settings: Settings) -> dict[str, Any]:
     log = Log(redis, signer_of(redis, settings), settings.durability)
     head = log.head()
@@ -111,4 +122,10 @@ def _parser() -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=what)
         action.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
         action.add_argument("--json", action="store_true", help="JSON instead of a table")
+        if name == "rotate":
+            action.add_argument(
+                "--forget",
+                action="store_true",
+                help="at once, and give up the keys that storage.encryption_keys cannot decrypt any more",
+            )
     return parser

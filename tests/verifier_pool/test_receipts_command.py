@@ -14,6 +14,7 @@ from policies import jws
 from policies.head import verify_head
 from tests.verifier_pool.link.test_receipts import settle
 from verifier_pool.link import trail
+from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 
 Run = Callable[..., str]
@@ -61,6 +62,28 @@ def test_keys_in_redis_are_rotated(redis: Redis, run: Run) -> None:
     assert found["keys"] == [{"kid": made["kid"], "signs": False}, {"kid": first["kid"], "signs": True}]
     assert [each["action"] for each in trail.read(redis, limit=5)] == ["receipts.rotate"]
     assert redis.hlen(RECEIPT_KEYS) == 2
+
+
+def test_lost_keys_are_given_up(redis: Redis, run: Run) -> None:
+    lost = jws.kid_of(Signer(redis, sealer=Sealer([bytes(32)])).published()[0])
+    assert "storage.encryption_keys" in run("keys", code=1)
+    assert "storage.encryption_keys" in run("rotate", code=1)
+    made = json.loads(run("rotate", "--forget", "--json"))
+    assert made["given_up"] == [lost]
+    found = json.loads(run("keys", "--json"))["keys"]
+    assert [each for each in found if each["signs"]] == [{"kid": made["kid"], "signs": True}]
+    assert {each["kid"] for each in found} == {made["kid"], lost}
+    (entry,) = trail.read(redis, limit=5)
+    assert entry["after"] == {"given_up": [lost]}
+
+
+@pytest.mark.parametrize("command", [["worker", "--burst", "--only", "verify"], ["serve", "--port", "0"]])
+def test_nothing_starts_that_cannot_sign(
+    redis: Redis, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    Signer(redis, sealer=Sealer([bytes(32)])).published()
+    assert countersign.main([*command, "--config", str(tmp_path / "countersign.yaml")]) == 3
+    assert "storage.encryption_keys" in capsys.readouterr().err
 
 
 def test_the_log_is_shown(redis: Redis, run: Run) -> None:

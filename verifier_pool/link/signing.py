@@ -14,6 +14,7 @@ goes on signing with one that is gone.
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -124,6 +125,24 @@ class Signer:
         recent = [kid.decode(errors="replace") for kid, at in stored.items() if at.isdigit() and int(at) >= since]
         return [kid for kid in recent if not self.knows(kid)]
 
+    def check(self) -> None:
+        """Whether it can sign, as far as that is a matter of settings.
+
+        Raises:
+            SettingsError: what signs is sealed, and there is no key here that it could be opened with, or another be
+                sealed with.
+            RedisError: as `sign`.
+        """
+        try:
+            with contextlib.suppress(ReceiptError):
+                self.published()
+        except NoSealingKey as error:
+            expected = (
+                "the keys that what signs receipts is encrypted with; `countersign receipts rotate --forget` gives "
+                "those up that are lost"
+            )
+            raise SettingsError("storage.encryption_keys", expected) from error
+
     def forget(self) -> None:
         """Ask Redis again before the next signature."""
         self._fresh = float("-inf")
@@ -198,6 +217,22 @@ def rotate(redis: Redis, sealer: Sealer) -> tuple[str, float]:
             pipeline.hset(RECEIPT_KEYS, kept.kid, _record(kept.public, kept.since))
         pipeline.execute()
     return kid, since
+
+
+def replace_lost(redis: Redis, sealer: Sealer) -> tuple[str, list[str]]:
+    """Make a key that signs at once, and give up the seeds that cannot be unsealed here; what they signed holds on.
+
+    Returns:
+        Its `kid`, and those of the keys that were given up.
+    """
+    lost = [kept for kept in kept_keys(redis, sealer) if kept.seed and kept.key is None]
+    kid, record = record_of(jws.new_key(), time.time() - OVERLAP_SECONDS, sealer)
+    with redis.pipeline() as pipeline:
+        pipeline.hset(RECEIPT_KEYS, kid, record)
+        for kept in lost:
+            pipeline.hset(RECEIPT_KEYS, kept.kid, _record(kept.public, kept.since))
+        pipeline.execute()
+    return kid, [kept.kid for kept in lost]
 
 
 def record_of(key: Ed25519PrivateKey, since: float, sealer: Sealer) -> tuple[str, bytes]:

@@ -182,3 +182,24 @@ def test_where_every_seed_is_gone_nothing_is_signed(redis: Redis) -> None:
     redis.hset(RECEIPT_KEYS, kid, orjson.dumps({"public": jws.key_text(kept.public), "since": 1.0}))
     with pytest.raises(ReceiptError, match="no key in Redis signs"):
         Signer(redis).sign(b"{}", "x")
+
+
+def test_without_any_encryption_key_the_start_says_so_and_lost_keys_can_be_given_up(redis: Redis) -> None:
+    sealed, bare = Sealer([bytes(32)]), Sealer()
+    Signer(redis, sealer=bare).check()
+    redis.flushall()
+    before = Signer(redis, sealer=sealed).published()
+    Signer(redis, sealer=sealed).check()
+    with pytest.raises(SettingsError, match=r"storage\.encryption_keys.*rotate --forget"):
+        Signer(redis, sealer=bare).check()
+    Signer(redis, configured(NEW), bare).check()
+    Signer(redis, sealer=Sealer([bytes([1]) * 32])).check()  # which makes one of its own
+    kid, lost = signing.replace_lost(redis, bare)
+    assert jws.kid_of(before[0]) in lost
+    signer = Signer(redis, sealer=bare)
+    signer.check()
+    token, said = signer.sign(b"{}", "x")
+    assert jws.kid_in(token, "x") == said == kid
+    assert set(before) < set(signer.published())
+    assert Signer(redis, sealer=sealed).sign(b"{}", "x")[1] == kid
+    assert [kept.seed for kept in kept_keys(redis, bare)].count(True) == 1
