@@ -357,13 +357,19 @@ class Collector:
                 continue
             try:
                 if name == "finish_reason":
-                    record.finish_reason = short(_string.decode(value))
+                    self._read_reason(record, short(_string.decode(value)))
                 elif name == "stop_reason":
                     record.stop_reason = short(_reason.decode(value))
                 else:
                     self._read_experts(record, _string.decode(value))
             except UNREADABLE:
                 self.fault("bad_routed_experts" if name == "routed_experts" else "invalid_json")
+
+    def _read_reason(self, record: ChoiceRecord, reason: str) -> None:
+        if record.finish_reason not in (None, reason):
+            # Some clients take the first, some the last.
+            record.faults[ODD] = None
+        record.finish_reason = reason
 
     def _read_experts(self, record: ChoiceRecord, text: str) -> None:
         self._experts += len(text) - len(record.experts or "")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types import Completion
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from policies._answered import compare_answer
 from policies.evidence import WITHHELD_FAULTS, Endpoint, Evidence
-from policies.message import ODD, UNKNOWN
+from policies.message import KNOWN, ODD, UNKNOWN, Call, Function, Message
 from tests.proxy.tap.bodies import (
     DONE,
     body,
@@ -38,8 +42,21 @@ def encoded(value: Any) -> bytes:
 
 def whole(*choices: dict[str, Any], endpoint: Endpoint = "chat", **asked: Any) -> tuple[dict[str, Any], list[Evidence]]:
     tap = whole_tap(endpoint, **asked)
-    shown = json.loads(run(tap, encoded(body(*choices))))
-    return shown, tap.evidence()
+    out = run(tap, encoded(body(*choices)))
+    choices_found = tap.evidence()
+    # Whatever a backend did, its proxy's evidence is of what was shown.
+    assert compare_answer(choices_found, out, hides_reasoning=False).wrong == []
+    return json.loads(out), choices_found
+
+
+def streamed(*deltas: dict[str, Any]) -> tuple[bytes, Evidence]:
+    tap = stream_tap()
+    out = run(
+        tap, opening() + b"".join(chunk(choice(delta=delta)) for delta in deltas) + ending() + usage_chunk() + DONE
+    )
+    (evidence,) = tap.evidence()
+    assert compare_answer([evidence], out, hides_reasoning=False).wrong == []
+    return out, evidence
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -80,11 +97,8 @@ def test_a_completion_says_what_its_text_says(other: str, count: int, streamed: 
 def test_what_is_spelled_oddly_is_a_fault(fields: dict[str, Any], fault: str, count: int) -> None:
     _, (evidence,) = whole(message(**fields))
     assert fault in evidence.faults
-    tap = stream_tap()
-    tap.feed(
-        opening() + b"".join(chunk(choice(delta={"content": "a", **fields})) for _ in range(count)) + ending() + DONE
-    )
-    assert fault in tap.evidence()[0].faults
+    _, evidence = streamed(*[{"content": "a", **fields}] * count)
+    assert fault in evidence.faults
 
 
 def test_an_index_twice() -> None:
@@ -101,6 +115,13 @@ def test_an_index_twice() -> None:
         tap.feed(opening(0) + opening(1) + chunk(*twice) + ending(0) + ending(1) + usage_chunk() + DONE)
         for each in tap.evidence():
             assert [fault for fault in each.faults if fault == ODD] == list(expected)
+
+
+def test_another_end() -> None:
+    for second, odd in (("stop", False), ("length", True)):
+        tap = stream_tap()
+        tap.feed(opening() + chunk(choice()) + ending(ids=()) + ending(ids=(), reason=second) + usage_chunk() + DONE)
+        assert (ODD in tap.evidence()[0].faults) == odd
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -214,3 +235,52 @@ def test_so_it_is_with_completions(text: Any, more: dict[str, Any]) -> None:
     read: Any = Completion.construct(**shown).choices[0]
     assert (read.text or "") == evidence.text
     assert not any(map(_says, more.values()))
+
+
+@given(st.lists(_MESSAGES, min_size=1, max_size=3))
+def test_so_it_is_with_streams(deltas: list[dict[str, Any]]) -> None:
+    out, evidence = streamed(*deltas)
+    if {ODD, UNKNOWN} & set(evidence.faults):
+        return
+    lines = [line.removeprefix(b"data: ") for line in out.split(b"\n") if line.startswith(b"data: {")]
+    parts: list[Any] = [ChatCompletionChunk.construct(**json.loads(line)).choices[0].delta for line in lines]
+    assert "".join(part.content or "" for part in parts) == evidence.text
+    said: dict[int, tuple[str, str]] = {}
+    for call in (call for part in parts for call in part.tool_calls or ()):
+        name, arguments = said.get(call.index, ("", ""))
+        function = call.function
+        more = ("", "") if function is None else (function.name or "", function.arguments or "")
+        said[call.index] = name + more[0], arguments + more[1]
+    assert tuple(said[index] for index in sorted(said)) == evidence.tool_calls
+    for name in ("refusal", "function_call", "audio", "annotations", "x"):
+        assert not any(_says(delta.get(name)) for delta in deltas)
+
+
+def _fields_of(path: Path) -> dict[str, set[str]]:
+    """Names of the fields of each class in a source file."""
+    return {
+        node.name: {
+            item.target.id
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_every_field_of_vllm_is_known() -> None:
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("vLLM is not installed")
+    folder = Path(spec.origin).parent / "entrypoints"
+    chat = _fields_of(folder / "openai/chat_completion/protocol.py")
+    text = _fields_of(folder / "openai/completion/protocol.py")
+    base = _fields_of(folder / "generate/base/protocol.py")
+    said = set(Message.__struct_fields__)
+    assert chat["ChatMessage"] | base["DeltaMessage"] <= said
+    assert base["ToolCall"] | base["DeltaToolCall"] <= set(Call.__struct_fields__)
+    assert base["DeltaFunctionCall"] | base["FunctionCall"] - {"id"} <= set(Function.__struct_fields__)
+    assert chat["ChatCompletionResponseChoice"] <= KNOWN["message"]
+    assert chat["ChatCompletionResponseStreamChoice"] <= KNOWN["delta"]
+    assert text["CompletionResponseChoice"] | text["CompletionResponseStreamChoice"] <= KNOWN["text"]
