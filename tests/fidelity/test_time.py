@@ -70,7 +70,7 @@ def test_comments_while_a_client_waits(
     assert answer.status == 200
     assert answer.header("content-type").startswith("text/event-stream")
     assert answer.body.startswith(b":")
-    assert 2 <= len(comments_of(answer.body)) <= 12
+    assert len(comments_of(answer.body)) >= 2
     assert_same(_without_comments(answer.body), b"".join(STREAMS[path]))
     assert answer.whole
 
