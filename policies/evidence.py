@@ -122,8 +122,9 @@ class Evidence:
         routed_experts: integers (P+G−1, layers, experts per token) or None.
         text, reasoning, tool_calls: what the client was shown: the content (a refusal counts as content), the
             reasoning a parser took out of it, and name and arguments of each tool call.
-        shown_sha256: SHA-256 (hex) of the body as the client got it, less what is the proxy's own (an inline verdict,
-            keep-alive comments); of what was sent until then where the client left. Empty where nothing was sent.
+        shown_sha256: SHA-256 (hex) of the body as the client got it, an error of the proxy's in its place or at its end
+            included, less what says something of the answer (an inline verdict, keep-alive comments); of what was sent
+            until then where the client left. Empty where nothing was sent.
         faults: short codes of what the backend withheld or broke, such as `no_logprobs`.
         complete: the backend finished the answer (finish reason seen and, in a stream, a terminal frame).
         created, first_token_seconds, total_seconds: Unix seconds; seconds after the request went up.

@@ -24,9 +24,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,8 @@ def _bundle(
 def _evidence(path: Path, data: bytes | None, judging: Judging | None, arguments: argparse.Namespace) -> int:
     if data is None or judging is None or not data.startswith(_ZSTD):
         why = "cannot be read" if data is None else "neither an evidence bundle nor packed evidence"
+        if data is not None and data.startswith(_ZSTD):
+            why = "packed evidence, of which there is no page (--html): nobody signed it"
         print(f"{plain(path)}: {why}", file=sys.stderr)
         return int(Outcome.UNREADABLE)
     from verifier_pool.verify_evidence import as_lines as evidence_lines
@@ -113,15 +116,28 @@ def _evidence(path: Path, data: bytes | None, judging: Judging | None, arguments
     except EvidenceError as error:
         print(f"{plain(path)}: {plain(error)}", file=sys.stderr)
         return int(Outcome.UNREADABLE)
-    print_lines([json.dumps(public(verification))] if arguments.json else evidence_lines(str(path), verification))
+    print_lines([_json(public(verification))] if arguments.json else evidence_lines(str(path), verification))
     return REJECTED if verification["verdict"] in ("reject", "withheld") else 0
 
 
 def _show(name: str, found: Examination, as_data: bool) -> None:
     # ASCII alone: no character of an answer reaches a terminal unescaped.
     print_lines(
-        [json.dumps({"file": name, **as_json(found)})] if as_data else [plain(each) for each in as_lines(name, found)]
+        [_json({"file": name, **as_json(found)})] if as_data else [plain(each) for each in as_lines(name, found)]
     )
+
+
+def _json(value: Any) -> str:
+    """A value as JSON, in which a number that is none is null."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path) -> bytes | None:

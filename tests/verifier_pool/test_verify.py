@@ -48,6 +48,21 @@ def test_json_has_no_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all("owner" not in document for document in documents)
 
 
+def test_numbers_that_are_none_are_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.bin").write_bytes(codec.pack([answer(created=float("nan"))]))
+    verify.main([str(tmp_path / "a.bin"), "--json"])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["created"] is None
+
+
+def test_there_is_no_page_of_what_nobody_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([write(tmp_path / "a.bin"), "--html", str(tmp_path / "a.html")]) == 4
+    assert "no page" in capsys.readouterr().err
+
+
 def test_edited_evidence_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest = answer()
     edited = honest.claim_logprobs.copy()
