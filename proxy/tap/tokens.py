@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONTEXT = 4
 _HALF = "\ufffd"
@@ -30,6 +31,9 @@ class TokenStrings:
     @classmethod
     def load(cls, path: str | Path) -> TokenStrings:
         """From a `tokenizer.json` or the folder that holds one. Raises OSError or ValueError."""
+        # Only proxies whose models declare one need the library, which takes megabytes.
+        from tokenizers import Tokenizer
+
         file = Path(path)
         if file.is_dir():
             file = file / "tokenizer.json"

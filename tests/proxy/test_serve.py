@@ -65,6 +65,7 @@ class Serve:
             try:
                 return httpx.get(f"{self.url}/readyz")
             except httpx.TransportError:
+                assert self.process.poll() is None, self.lines
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
