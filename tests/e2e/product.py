@@ -25,6 +25,8 @@ CHEATS = ("hot", "hidden-prompt", "no-logprobs", "usage")
 KEY = "sk-e2e"
 COUNTERSIGN = [sys.executable, "-m", "countersign"]
 CALIBRATION = ["--requests", "40", "--lengths", "48", "--temperatures", "0,0.8", "--forms", "full", "--replays", "1"]
+CALIBRATION += ["--kinds", layout.CALIBRATION["--kinds"]]
+"""What the main job's tests ask, and no more: none of their prompts is a long one, as two kinds of the ten are."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_honest_answers_pass_in_every_way_of_asking(product: Product) -> None:
     """The distance check calls one honest answer in a hundred borderline by its own definition, so one of these may
     be; nothing else may fall short of a pass, and nothing may ever be rejected."""
-    ids = {
-        way: product.chat(messages=user(DEMO[index % len(DEMO)]), **fields)[0]
-        for index, (way, fields) in enumerate(WAYS.items())
-    }
+    with ThreadPoolExecutor(4) as pool:
+        asked = {
+            way: pool.submit(product.chat, messages=user(DEMO[index % len(DEMO)]), **fields)
+            for index, (way, fields) in enumerate(WAYS.items())
+        }
+        ids = {way: answer.result()[0] for way, answer in asked.items()}
     found = {way: product.verification(id) for way, id in ids.items()}
     assert {
         way: entry["verdict"] for way, entry in found.items() if entry["verdict"] not in ("pass", "inconclusive")

@@ -261,7 +261,8 @@ def test_who_withholds_is_never_trusted(stack: Stack) -> None:
         stack.ask("sometimes", 25)
         found = stack.settled("sometimes", served)
         assert found["state"] != "trusted"
-        if found["state"] == "quarantined":
+        # Trust takes more answers than these, so suspicion is all that more of them could show.
+        if found["state"] in ("suspect", "quarantined"):
             break
     assert found["state"] in ("suspect", "quarantined"), found["reasons"]
     for name in ("silent", "sometimes"):
