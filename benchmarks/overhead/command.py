@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import values
+from benchmarks.demo import servers
 from benchmarks.harness import config, machine
 from benchmarks.harness.plan import Plan
 from benchmarks.overhead import steps
@@ -33,6 +34,8 @@ PAUSE = 0.1
 """Seconds between two steps, for an estimate."""
 START = {SCRIPTED: 5.0, SERVED: 60.0, "url": 5.0}
 """Seconds until everything runs, for an estimate; an engine that replays takes as long as a server again."""
+ENGINES = 2
+"""That share a CPU: one that answers and one that replays. With threads that wait for each other's cores both crawl."""
 WITNESS_RUN = 4.0
 """Seconds that a run of vLLM's tool takes besides its requests."""
 
@@ -166,7 +169,12 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument("--serve", type=values.arguments, default={}, help="more flags of the vLLM server, as JSON")
     asked.add_argument("--max-model-len", type=values.count, default=2048)
     asked.add_argument("--gpu-share", type=values.share, default=0.45, help="of the GPU's memory, for the server")
-    asked.add_argument("--threads", type=values.count, default=2, help="of each engine on a CPU")
+    asked.add_argument(
+        "--threads",
+        type=values.count,
+        default=servers.threads(ENGINES),
+        help="of each engine on a CPU; by default half",
+    )
     asked.add_argument("--workers", type=values.count, default=1, help="CPU worker processes")
     load = made.add_argument_group("what is asked")
     load.add_argument("--arms", nargs="+", choices=steps.ARMS[1:], default=list(steps.ARMS[1:]))

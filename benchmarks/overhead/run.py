@@ -28,7 +28,10 @@ from benchmarks.overhead.steps import BYTES, Step
 from benchmarks.overhead.upstream import precise_loop
 from policies.errors import CountersignError
 
-SAME = ("reference", "endpoint", "temperature", "full", "calibrate", "workers", "seed", "first", "gap")
+SAME = (
+    *("reference", "endpoint", "temperature", "full", "calibrate", "workers", "seed", "first", "gap"),
+    *("threads", "serve"),
+)
 """Options that must be the same in all runs of a folder."""
 
 
