@@ -48,7 +48,8 @@ def test_a_logprob_of_hundreds_of_digits(rig: Rig, frames: list[bytes]) -> None:
     answer = rig.chat(stream=True)
     assert answer.content.endswith(wire.DONE)
     evidence = _evidence(rig, answer.headers["x-countersign-id"])
-    assert evidence.faults == ("bad_logprobs",)
+    # Behind its end nothing of a choice may come.
+    assert set(evidence.faults) - {"odd_answer"} == {"bad_logprobs"}
     assert len(evidence.output_ids) == 4
     (backend,) = rig.proxy.services.backends.all
     assert backend.breaker.failures == 0
