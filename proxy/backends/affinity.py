@@ -35,7 +35,8 @@ def _beginning(fields: Mapping[str, Any], most: int) -> bytes:
         left = _collect(fields.get(name), left, texts)
     for name in _PROMPTS:
         value = fields.get(name)
-        left = _collect(_opening(value) if isinstance(value, list) else value, left, texts)
+        # Each message takes one byte at least, so those behind make no difference, however many a request has.
+        left = _collect(_opening(value[:most]) if isinstance(value, list) else value, left, texts)
     return _bytes("\0".join(texts))[:most]
 
 

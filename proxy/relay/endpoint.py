@@ -18,7 +18,7 @@ from policies.errors import (
     RateLimited,
 )
 from policies.limits import NOTHING, Cost
-from policies.settings import BoundsSettings
+from policies.settings import BoundsSettings, ModelSettings
 from proxy.api.auth import Client
 from proxy.drain import break_off
 from proxy.generation import Generation
@@ -109,11 +109,17 @@ class RelayEndpoint:
         pass_on = ((scope.get("extensions") or {}).get(PASS_ON) or {}).get("now")
         if client.limits is None:
             return _Admitted(Exchange(services, generation, body, headers, route, send, pass_on))
-        cost = cost_of(body, services.settings.models[body.model])
+        cost = await self._cost(body, services.settings.models[body.model])
         admission = await services.limiter.admit(client, cost)
         exchange = Exchange(services, generation, body, headers, route, telling(send, admission.headers), pass_on)
         admission.used = partial(_taken, exchange, cost)
         return _Admitted(exchange, admission)
+
+    async def _cost(self, body: Body, model: ModelSettings) -> Cost:
+        if len(body.data) <= LARGE:
+            return cost_of(body, model)
+        async with self._reading:
+            return await asyncio.to_thread(cost_of, body, model)
 
     async def _read(
         self, bounds: BoundsSettings, headers: Mapping[bytes, bytes], upload: Upload, receive: Receive

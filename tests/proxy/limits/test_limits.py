@@ -13,6 +13,10 @@ import httpx
 import openai
 import pytest
 
+from policies.limits import Cost
+from policies.settings import ModelSettings
+from proxy.limits.estimate import cost_of
+from proxy.relay.body import LARGE, Body
 from tests.proxy.conftest import CHAT, MESSAGES
 from tests.proxy.limits.conftest import Door
 from tests.support import wire
@@ -198,6 +202,24 @@ def test_the_prompt_counts(door: Door) -> None:
     key = door.key(tokens_per_minute=1000)
     refused = door.ask(key, messages=[{"role": "user", "content": "word " * 2000}], max_tokens=1)
     assert _error(refused)["type"] == "tokens"
+
+
+def test_a_large_request_is_counted_beside_the_streams(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at every message of it holds nobody else up."""
+    threads = []
+
+    def counting(body: Body, model: ModelSettings) -> Cost:
+        threads.append(threading.current_thread().name)
+        return cost_of(body, model)
+
+    monkeypatch.setattr("proxy.relay.endpoint.cost_of", counting)
+    key = door.key(tokens=10**9)
+    door.backend.script = ANSWER
+    for size in (1, LARGE):
+        assert door.ask(key, messages=[{"role": "user", "content": "x" * size}], max_tokens=1).status_code == 200
+    small, large = threads
+    assert small != large
+    assert threading.main_thread().name not in threads
 
 
 def test_images_count_as_images(door: Door) -> None:
