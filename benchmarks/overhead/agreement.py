@@ -9,11 +9,12 @@ import numpy as np
 
 from benchmarks.harness.markdown import table
 from benchmarks.harness.rows import Row
-from benchmarks.harness.statistics import Figure, median
+from benchmarks.harness.statistics import median
 from benchmarks.overhead.samples import LABELS
 from benchmarks.overhead.steps import ARMS, DIRECT
 from benchmarks.overhead.witness import METRICS, OURS, THEIRS, WITNESS
 
+FEWEST_ROUNDS = 3
 NAMES = dict(zip(METRICS, ("first token", "each further token", "whole answer"), strict=True))
 
 
@@ -27,14 +28,15 @@ def agreement(rows: Sequence[Row]) -> str:
         for metric, name in NAMES.items():
             ours, theirs = _by_round(heard, arm, metric, OURS), _by_round(heard, arm, metric, THEIRS)
             if ours and theirs:
-                lines.append(_line(LABELS.get(arm, arm), name, median(list(ours.values())), median([*theirs.values()])))
+                lines.append(_line(LABELS.get(arm, arm), name, [*ours.values()], [*theirs.values()]))
                 if arm != DIRECT:
                     lines.append(_added(heard, arm, metric, name))
     failed = [row for row in rows if row["what"] == WITNESS and row["error"]]
     text = (
         "## An outside witness\n\n`vllm bench serve` on the same stack, its runs shuffled with runs of our client "
         "under the same load. Milliseconds: median over rounds of each run's median request, with its 95 % interval; "
-        "noise = both intervals' half widths together. The two agree where their difference is no more than that."
+        f"noise = both intervals' half widths together. The two agree where their difference is no more than that; "
+        f"fewer than {FEWEST_ROUNDS} rounds cannot tell."
     )
     head = ["arm", "time", "ours", "vllm bench serve", "difference", "noise", "agree"]
     more = f"\n\n{len(failed)} runs failed: {', '.join(sorted({row['error'] for row in failed}))}." if failed else ""
@@ -49,7 +51,7 @@ def _added(rows: Sequence[Row], arm: str, metric: str, name: str) -> list[str]:
         shared = sorted(mine.keys() & base.keys())
         if not shared:
             return [f"{LABELS[arm]}, added", name, "", "", "", "", ""]
-        found.append(median([mine[number] - base[number] for number in shared]))
+        found.append([mine[number] - base[number] for number in shared])
     return _line(f"{LABELS[arm]}, added", name, *found)
 
 
@@ -62,7 +64,10 @@ def _by_round(rows: Sequence[Row], arm: str, metric: str, tool: str) -> dict[int
     return found
 
 
-def _line(arm: str, name: str, ours: Figure, theirs: Figure) -> list[str]:
+def _line(arm: str, name: str, by_us: Sequence[float], by_them: Sequence[float]) -> list[str]:
+    ours, theirs = median(by_us), median(by_them)
     difference, noise = ours.value - theirs.value, math.hypot(ours.noise, theirs.noise)
     agree = "yes" if abs(difference) <= noise else "NO"
+    if min(len(by_us), len(by_them)) < FEWEST_ROUNDS:
+        agree = ""
     return [arm, name, ours.text(), theirs.text(), f"{difference:.2f}", f"{noise:.2f}", agree]

@@ -182,3 +182,7 @@ def test_two_tools_agree_within_their_noise() -> None:
     apart = [row | {"ttft_ms": [value + 40 for value in row["ttft_ms"]]} for row in found if row["tool"] == THEIRS]
     assert "| NO |" in agreement([*apart, *(row for row in found if row["tool"] == OURS)])
     assert agreement(rows()) == ""
+    few = agreement([row for row in found if row["round"] < 3])
+    assert "| -0.50 |" in few
+    assert "NO |" not in few
+    assert "yes |" not in few
