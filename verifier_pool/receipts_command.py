@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis import Redis
@@ -38,7 +39,15 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(arguments.config)
     with answering(settings, TIMEOUT) as redis:
         rotate = _forget if getattr(arguments, "forget", False) else _rotate
-        done = {"keys": _keys, "rotate": rotate, "log": _log, "begin": _begin}[arguments.action](redis, settings)
+        revoke = partial(_revoke, kid=getattr(arguments, "kid", ""))
+        actions: dict[str, Callable[[Redis, Settings], dict[str, Any]]] = {
+            "keys": _keys,
+            "rotate": rotate,
+            "revoke": revoke,
+            "log": _log,
+            "begin": _begin,
+        }
+        done = actions[arguments.action](redis, settings)
     print_lines([json.dumps(done["json"])] if arguments.json else done["lines"])
     return 0
 
@@ -90,6 +99,19 @@ def _forget(redis: Redis, settings: Settings) -> dict[str, Any]:
     return {"json": {"kid": kid, "given_up": lost}, "lines": lines}
 
 
+def _revoke(redis: Redis, settings: Settings, *, kid: str) -> dict[str, Any]:
+    if signer_of(redis, settings).configured:
+        raise ReceiptError(
+            "receipts.signing_keys says what signs: take the key out there in every process, and out of public_keys"
+        )
+    instead = signing.revoke(redis, kid, Sealer.of(settings.storage))
+    entry = trail.entry(trail.terminal_actor(), "receipts.revoke", kid, after={"instead": instead})
+    trail.append(redis, settings.admin.audit_entries, entry)
+    lines = [f"{plain(kid)} is published no more; what it signed is worth nothing"]
+    lines += [f"{instead} signs from now on"] if instead else []
+    return {"json": {"kid": kid, "instead": instead or None}, "lines": lines}
+
+
 def _log(redis: Redis, settings: Settings) -> dict[str, Any]:
     log = Log(redis, signer_of(redis, settings), settings.durability)
     head = log.head()
@@ -116,12 +138,18 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in (
         ("keys", "which keys sign and are published"),
         ("rotate", "make a new key in Redis, which signs once everybody can know it"),
+        (
+            "revoke",
+            "publish a key in Redis no more, as one that was stolen: nothing that it signed counts then",
+        ),
         ("log", "sign a head of the log as it is now, and show it"),
         ("begin", "begin another log, where Redis was set back: heads of the old one would be contradicted"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("--config", help="settings file (default: $COUNTERSIGN_CONFIG, then ./countersign.yaml)")
         action.add_argument("--json", action="store_true", help="JSON instead of a table")
+        if name == "revoke":
+            action.add_argument("kid", metavar="KID", help="the key's thumbprint, as `keys` shows it")
         if name == "rotate":
             action.add_argument(
                 "--forget",

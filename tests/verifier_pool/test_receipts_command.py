@@ -12,8 +12,10 @@ from redis import Redis
 import countersign
 from policies import jws
 from policies.head import verify_head
+from policies.receipt import KIND
 from tests.verifier_pool.link.test_receipts import settle
-from verifier_pool.link import trail
+from verifier_pool.link import signing, trail
+from verifier_pool.link.receipts import receipt_of
 from verifier_pool.link.sealing import Sealer
 from verifier_pool.link.signing import RECEIPT_KEYS, Signer
 
@@ -105,3 +107,27 @@ def test_another_log_begins(redis: Redis, run: Run) -> None:
     assert found["before"] == before
     assert json.loads(run("log", "--json"))["log"] == found["log"] != before
     assert [each["action"] for each in trail.read(redis, limit=5)] == ["receipts.begin"]
+
+
+def test_a_key_that_was_stolen_is_published_no_more(redis: Redis, run: Run) -> None:
+    (first,) = json.loads(run("keys", "--json"))["keys"]
+    said = json.loads(run("revoke", first["kid"], "--json"))
+    (second,) = json.loads(run("keys", "--json"))["keys"]
+    assert said == {"kid": first["kid"], "instead": second["kid"]}
+    assert second["signs"]
+    assert settle(redis, 1)
+    stored = receipt_of(redis, f"{1:032x}")
+    assert stored is not None
+    assert jws.kid_in(stored.token, KIND) == second["kid"]
+    assert trail.read(redis)[0]["target"] == first["kid"]
+    assert "there is no key" in run("revoke", first["kid"], code=1)
+    # Where another one signs already, none has to be made.
+    redis.hset(RECEIPT_KEYS, *signing.record_of(jws.new_key(), 2.0, Sealer()))
+    assert json.loads(run("revoke", second["kid"], "--json"))["instead"] is None
+    (third,) = json.loads(run("keys", "--json"))["keys"]
+    assert third["signs"]
+
+
+def test_a_key_of_the_settings_is_taken_out_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERSIGN_RECEIPTS__SIGNING_KEYS", jws.key_text(bytes(32)))
+    assert "take the key out there" in run("revoke", "x", code=1)

@@ -235,6 +235,32 @@ def replace_lost(redis: Redis, sealer: Sealer) -> tuple[str, list[str]]:
     return kid, [kept.kid for kept in lost]
 
 
+def revoke(redis: Redis, kid: str, sealer: Sealer) -> str:
+    """Take a key out of Redis, which is published no more: whatever it signed, nobody holds for signed.
+
+    Returns:
+        The `kid` of one that signs in its place from now on, where no other could; else ''.
+
+    Raises:
+        ReceiptError: there is no such key.
+        NoSealingKey: one has to be made, and others are sealed.
+    """
+    found, now = kept_keys(redis, sealer), time.time()
+    if kid not in [kept.kid for kept in found]:
+        raise ReceiptError(f"there is no key {kid[:64]!r} in Redis")
+    others = [kept for kept in found if kept.kid != kid]
+    instead = ""
+    with redis.pipeline() as pipeline:
+        if not any(kept.since <= now for kept in _signing(others)):
+            if not sealer.seals and any(kept.seed and kept.key is None for kept in found):
+                raise NoSealingKey("the keys that sign receipts are sealed, and there are no storage.encryption_keys")
+            instead, record = record_of(jws.new_key(), now - OVERLAP_SECONDS, sealer)
+            pipeline.hset(RECEIPT_KEYS, instead, record)
+        pipeline.hdel(RECEIPT_KEYS, kid)
+        pipeline.execute()
+    return instead
+
+
 def record_of(key: Ed25519PrivateKey, since: float, sealer: Sealer) -> tuple[str, bytes]:
     """A key's `kid` and what is kept of it in Redis."""
     public = jws.public_bytes(key)
