@@ -14,6 +14,7 @@ from tests.helm import schema
 ELSEWHERE = {
     "with_raw_response": "of the OpenAI SDK",
     "finish_reason": "of the OpenAI API",
+    "iter_lines": "of httpx and requests",
     "--no-enable-chunked-prefill": "a flag of vLLM",
     "--max-num-batched-tokens": "a flag of vLLM",
     "--kv-cache-dtype": "a flag of vLLM",
