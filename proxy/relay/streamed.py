@@ -46,6 +46,9 @@ async def stream(answer: Answer, response: UpstreamResponse, tap: Tap, *, last: 
         await _refuse(answer, response, tap, error, last=last)
         return
     _over(answer, tap, error)
+    if error is not None or tap.failed:
+        # Nothing more is read of it, and its client may take its time.
+        response.close()
     await down.start(response.status, answer.our_headers(headers))
     await _end(answer, response, tap, rest, whole=error is None)
     if tap.done and error is None:

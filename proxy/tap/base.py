@@ -23,7 +23,7 @@ AFTER_END = "after_end"
 PROXY_OVERLOADED = "proxy_overloaded"
 """Fault of an answer that was given up because the proxy holds too much."""
 LARGE = 256 * 1024
-"""Bytes of a body, or of an event, from which it is not read on the event loop."""
+"""Bytes of a body from which it is not read on the event loop."""
 
 
 class BaseTap(Guarded):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.message import ODD
 from proxy.tap.alike import Alike, Said
 from proxy.tap.allowed import Allowed
-from proxy.tap.base import AFTER_END, INVALID_JSON, LARGE, BaseTap, error_frame
+from proxy.tap.base import AFTER_END, INVALID_JSON, BaseTap, error_frame
 from proxy.tap.forged import names_verdict
 from proxy.tap.outline import is_deeper
 from proxy.tap.rawjson import Object, is_null, raw, read_object, read_objects, write
@@ -19,6 +19,9 @@ _MOST_WAITING = 4 * 1024 * 1024
 _BLANK = b"\n\n"
 _DONE = b"[DONE]"
 _LESSONS = 4
+_LARGE_EVENT = 16 * 1024
+"""Bytes of an event from which it is not read on the event loop: one made of nothing but rows of a claim takes a
+microsecond a byte."""
 
 
 class StreamTap(BaseTap):
@@ -145,7 +148,7 @@ class StreamTap(BaseTap):
     @property
     def large(self) -> bool:
         """See Tap."""
-        return self._splitter.held > LARGE
+        return self._splitter.held > _LARGE_EVENT
 
     def _event(self, event: Event) -> bytes:
         if event.glue:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from proxy.backends.backend import Backend
+from proxy.relay.downlink import Downlink
 from tests.proxy.conftest import CHAT, Rig
 from tests.proxy.test_serve import Serve
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend, PeerCloses, Script
 from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE, TRIES, wait_until
+from tests.support.waiting import PATIENCE, TRIES, until, wait_until
 from verifier_pool.link.queue import OPEN
 
 CHAT_PATH = "/v1/chat/completions"
@@ -239,6 +240,26 @@ def test_whose_time_it_was(make_rig: Callable[..., Rig]) -> None:
         wait_until(lambda: _free(rig))
     evidence = rig.evidence(id)
     assert evidence.faults == ("client_left",)
+
+
+@pytest.mark.parametrize("how", ["silence", "a line without end"])
+def test_a_backend_that_broke_off_does_not_wait_with_its_client(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    rig = make_rig(timeouts={"idle": 0.2}, bounds={"line_bytes": 10_000})
+    write = Downlink.write
+
+    async def slow(self: Downlink, data: bytes, *, last: bool = False) -> None:
+        if last:
+            await until(rig.backend.last.peer_closed.is_set)
+        await write(self, data, last=last)
+
+    monkeypatch.setattr(Downlink, "write", slow)
+    more = [] if how == "silence" else [wire.chunk(b"data: " + b"x" * 20_000)]
+    rig.backend.script = [wire.SSE_HEAD, *map(wire.chunk, wire.FRAMES[:3]), *more, PeerCloses()]
+    answer = rig.chat(stream=True)
+    assert b'data: {"error":' in answer.content
+    assert wire.DONE not in answer.content
 
 
 def test_the_queue_is_a_part_of_the_total(make_rig: Callable[..., Rig], backend: FakeBackend) -> None:

@@ -228,3 +228,17 @@ def test_false_verdicts_go() -> None:
     out = stream_tap().feed(body)
     assert b"ountersign" not in out.lower()
     assert b'"content":"a"' in out
+
+
+def test_large_events_are_told_of() -> None:
+    """So that somebody else reads them than who passes the others on."""
+    tap = stream_tap()
+    text = chunk(choice(ids=tuple(range(20))))
+    assert len(text) > 20_000
+    tap.feed(opening() + text[:10_000])
+    assert not tap.large
+    tap.feed(text[10_000:20_000])
+    assert tap.large
+    tap.feed(text[20_000:])
+    assert not tap.large
+    assert tap.evidence()[0].output_ids.tolist() == [*range(20)]
