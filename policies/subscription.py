@@ -136,6 +136,8 @@ _CARRIERS = tuple(
     ipaddress.ip_network(text) for text in ("2001::/32", "2002::/16", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24")
 )
 """Ranges that carry an IPv4 address inside (Teredo, 6to4), and some that Python 3.11 still calls global."""
+_METADATA = (ipaddress.ip_address("168.63.129.16"),)
+"""Services of a cloud for its own machines (Azure's) at addresses that are global."""
 _UNICAST = ipaddress.ip_network("2000::/3")
 """All of IPv6 that is routed on the open internet; NAT64, IPv4-compatible and translated addresses lie outside."""
 
@@ -149,7 +151,7 @@ def is_public(address: str) -> bool:
         return False
     if any(ip in network for network in _CARRIERS if network.version == ip.version):
         return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+    return ip.is_global and ip not in _METADATA and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
 def may_reach(address: str, networks: tuple[str, ...] = ()) -> bool:

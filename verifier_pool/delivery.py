@@ -21,7 +21,8 @@ from policies.subscription import is_public, may_reach
 TIMEOUT_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 64 * 1024
 
-_NAMES = ThreadPoolExecutor(16, "names")
+_NAMES = ThreadPoolExecutor(256, "names")
+"""More than all senders may have at once: a name that hangs keeps its thread for longer than its delivery has."""
 _tls = cache(httpx.create_ssl_context)
 """Made once: it reads every root certificate, which takes longer than most receivers do."""
 
