@@ -29,7 +29,7 @@ from verifier_pool.link.deliveries import OVER, Delivery
 from verifier_pool.link.directory import Directory
 from verifier_pool.link.endpoints import SETTINGS, Endpoint, any_registered, secrets_of
 from verifier_pool.link.events import Happened
-from verifier_pool.link.queue import EVENT, OUTBOX
+from verifier_pool.link.queue import ENDPOINTS, EVENT, OUTBOX
 from verifier_pool.link.telemetry import names
 from verifier_pool.store import Store
 from verifier_pool.traced import delivering
@@ -50,6 +50,8 @@ A_SECOND = 50
 """Deliveries of a tenant that come back in a second after their webhook rested, about; fewer where it has others."""
 BATCH = 500
 DRAIN_SECONDS = 0.5
+_UNREADABLE_SECONDS = 60
+"""Until a delivery comes up again whose webhook is there and cannot be read, as where a newer release wrote it."""
 _AGAIN = 10**6
 """How often a job may come back: a delivery counts its tries itself."""
 _SLOW_DOWN = (429, 502, 503, 504)
@@ -141,6 +143,8 @@ def deliver(id: str) -> str | Retry:
         return found.status
     endpoint = context.directory.find(found.endpoint, settings)
     if endpoint is None:
+        if redis.hexists(ENDPOINTS, found.endpoint):
+            return _later(context, found, "", clock() + _UNREADABLE_SECONDS)
         _give_up(context, found, "", "removed", "its webhook was removed")
     if not context.directory.is_there(endpoint, settings):
         _give_up(context, found, endpoint.url, "key_gone", "the client key that it was registered with is gone")
@@ -154,11 +158,16 @@ def deliver(id: str) -> str | Retry:
         case "paused" | "busy":
             spread = 2.0 + waiting * context.directory.beside(endpoint) / A_SECOND
             wait = max(float(more) - now, 0.0) + 1.0 + random.random() * spread
-            if now + wait > found.since + deliveries.lifetime(retries_of(settings, endpoint.id)):
-                _give_up(context, found, endpoint.url, "down", "its webhook failed for as long as it may be tried")
-            deliveries.postpone(redis, found, now + wait)
-            return Retry(max=_AGAIN, interval=round(wait))
+            return _later(context, found, endpoint.url, now + wait)
     return _try(context, endpoint, found, failures=int(more))
+
+
+def _later(context: Context, found: Delivery, url: str, at: float) -> Retry:
+    """Try it at that Unix second, which is no try that failed, unless that is too late."""
+    if at > found.since + deliveries.lifetime(retries_of(context.settings, found.endpoint)):
+        _give_up(context, found, url, "down", "its webhook failed for as long as it may be tried")
+    deliveries.postpone(context.store.redis, found, at)
+    return Retry(max=_AGAIN, interval=round(max(at - clock(), 1.0)))
 
 
 def _try(context: Context, endpoint: Endpoint, found: Delivery, *, failures: int) -> str | Retry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -12,12 +13,13 @@ from policies.settings import Settings
 from tests.verifier_pool.receiver import Receiver, listening, status
 from tests.verifier_pool.test_webhooks import ID, hooked, run
 from tests.verifier_pool.toy import settings
-from verifier_pool import webhooks
+from verifier_pool import webhooks, worker
 from verifier_pool.link import deliveries, delivery_log, endpoints, events
 from verifier_pool.link.deliveries import Delivery
 from verifier_pool.link.endpoints import SETTINGS
 from verifier_pool.link.fair import FairQueue
 from verifier_pool.link.queue import ENDPOINTS, PREFIX, WEBHOOK_QUEUE
+from verifier_pool.link.sealing import Sealer
 
 
 class Board:
@@ -99,6 +101,32 @@ def test_webhooks_of_one_key_take_the_turns_of_one(redis: Redis, valkey_url: str
     deliveries.queue_up(redis, rules.deliveries)
     order = FairQueue(WEBHOOK_QUEUE, connection=redis).take(8)
     assert sum("quick" in id for id in order) == 3
+
+
+def test_a_webhook_that_cannot_be_read_is_not_gone(redis: Redis, valkey_url: str) -> None:
+    """A newer release wrote it; a sender of that, or this one after its upgrade, delivers."""
+    with listening(Receiver(status(200))) as receiver:
+        rules = settings(valkey_url, deliveries={"networks": ["127.0.0.0/8"], "ports": []})
+        endpoint = endpoints.Endpoint(
+            id="we_new",
+            url=receiver.url,
+            secrets=(endpoints.sealed(Sealer(), "we_new", "whsec_" + "A" * 32),),
+        )
+        readable = msgspec.json.encode(endpoint)
+        redis.hset(ENDPOINTS, "we_new", readable)
+        (id,) = deliveries.plan(
+            redis, rules.deliveries, (), events.Happened("a" * 32, "", "", 5.5, {}, "t"), [(endpoint, "t")]
+        ).ids
+        redis.hset(ENDPOINTS, "we_new", b'{"id": "we_new", "wanted": {"phase_of_the_moon": 1}}')
+        worker.run_webhooks(rules, threading.Event(), burst=True)
+        waiting = deliveries.find(redis, id)
+        assert waiting is not None
+        assert (waiting.status, waiting.tries, receiver.requests) == ("waiting", 0, [])
+        redis.hset(ENDPOINTS, "we_new", readable)
+        queue = FairQueue(WEBHOOK_QUEUE, connection=redis)
+        redis.zadd(queue.scheduled_job_registry.key, dict.fromkeys(queue.scheduled_job_registry.get_job_ids(), 0))
+        worker.run_webhooks(rules, threading.Event(), burst=True)
+    assert len(receiver.requests) == 1
 
 
 def test_of_a_webhook_that_was_removed_nothing_is_written(redis: Redis, valkey_url: str) -> None:
