@@ -189,7 +189,7 @@ def attempt(house: House, asker: Asker, id: str, seconds: float) -> dict[str, An
 def send(house: House, endpoint: Endpoint, asker: Asker) -> dict[str, Any]:
     """The event that tries a webhook, on its way. Raises Conflict where too much waits before it."""
     id, rules = secrets.token_hex(16), house.settings.deliveries
-    found = deliveries.test(house.redis, rules, rules.retries, endpoint, id, asker.key or asker.actor)
+    found = deliveries.test(house.redis, rules, rules.retries, endpoint, id, asker.key or "operator")
     if not found:
         raise Conflict("too much waits for this webhook")
     return {"object": "event", "id": id, "type": TEST, "delivery": found, "status": "waiting"}
