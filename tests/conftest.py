@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import redis.utils
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default
 from hypothesis import settings
@@ -29,6 +30,9 @@ settings.load_profile(os.environ.get("TEST_EXAMPLES", "countersign"))
 
 # Reading the certificates that nobody here shows takes longer than most tests of the proxy.
 default.create_ssl_context = cache(default.create_ssl_context)  # type: ignore[attr-defined]
+
+# Each connection to Redis says whose it is, and looks it up in the installed files.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 # A client that says nothing of it waits for as long as the slowest machine may need.
 for _what in ("connect", "read", "write", "pool"):

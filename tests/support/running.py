@@ -17,6 +17,7 @@ from proxy.app import create_app
 from proxy.drain import Drain
 from proxy.serve import config_of
 from proxy.services import Services
+from tests.support import routes
 from tests.support.waiting import PATIENCE
 from verifier_pool.link.settings_file import SettingsFile
 
@@ -33,6 +34,7 @@ class _Hasty:
 
 
 setattr(uvicorn.server, "asyncio", _Hasty())  # noqa: B010 - a module in its place, for type checkers
+routes.install()
 
 
 class RunningProxy:
