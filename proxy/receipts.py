@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 """Seconds that Redis has for a connection, and for an answer besides what durability takes."""
-_AT_ONCE = 4
+_AT_ONCE, _LARGE_AT_ONCE = 4, 2
 
 
 class Receipts:
@@ -46,7 +46,7 @@ class Receipts:
         self._log = Log(self._redis, self._signer, settings.durability)
         self._settings, self._kept = settings.receipts, settings.verification.verdict_ttl
         self.unpublished = 0
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._turn, self._large = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_LARGE_AT_ONCE)
         self._tasks: list[asyncio.Task[None]] = []
 
     def renew(self, settings: Settings) -> None:
@@ -63,14 +63,17 @@ class Receipts:
         await end(*self._tasks)
         await asyncio.to_thread(self._redis.close)
 
-    async def ask(self, work: Callable[[Log], _T]) -> _T:
+    async def ask(self, work: Callable[[Log], _T], *, large: bool = False) -> _T:
         """What comes of this, in a thread.
+
+        Args:
+            large: it may take long, and keeps nobody waiting but others like it.
 
         Raises:
             StoreUnavailable: Redis does not answer.
             StoreFailed: there is no key to sign with, or the log is damaged.
         """
-        async with self._turn:
+        async with self._large if large else self._turn:
             try:
                 return await asyncio.to_thread(work, self._log)
             except (RedisError, OSError) as error:

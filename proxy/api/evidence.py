@@ -67,4 +67,4 @@ async def _made(
     if verification["status"] == "pending":
         raise NotFound("there is no evidence yet: its verdict is pending", code="evidence_pending")
     keys = jws.keys_in(orjson.loads(await services.receipts.published()))
-    return await services.receipts.ask(lambda log: make(bundle_of(log, id, keys, services.sealer), keys))
+    return await services.receipts.ask(lambda log: make(bundle_of(log, id, keys, services.sealer), keys), large=True)

@@ -22,6 +22,7 @@ from tests.support import wire
 from tests.support.fake_backend import Close, FakeBackend, Received, Step, Until
 from tests.support.redises import wait_until
 from tests.support.running import settings_for
+from tests.support.waiting import PATIENCE
 from tests.verifier_pool.rig import Pool
 from verifier_pool import context
 from verifier_pool.link.queue import evidence_key, verdict_key
@@ -326,3 +327,29 @@ def test_keys_that_nobody_is_told_of_are_counted(make: Callable[..., Rig]) -> No
     verification = unverified("e" * 32, "backlog", None, 1.0)
     Settler(rig.redis, Signer(rig.redis, other)).settle(verification, None, NOTHING, 100, webhook=False)
     wait_until(lambda: b"countersign_receipts_unpublished_keys 1" in page())
+
+
+def test_who_waits_for_bundles_keeps_nobody_from_receipts(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    answer = embed(rig)
+    found, over, begun = receipt_of(rig, answer), threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: Any) -> bytes:
+        begun.release()
+        over.wait(PATIENCE)
+        return b""
+
+    monkeypatch.setattr("proxy.api.evidence.bundle_of", slow)
+    path = f"/v1/verifications/{found.id}/evidence"
+    asking = [threading.Thread(target=rig.http.get, args=[path]) for _ in range(6)]
+    for each in asking:
+        each.start()
+    try:
+        assert begun.acquire(timeout=PATIENCE)
+        assert receipt_of(rig, answer).token == found.token
+    finally:
+        over.set()
+        for each in asking:
+            each.join()
