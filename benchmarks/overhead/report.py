@@ -33,7 +33,7 @@ def read_rows(folder: Path) -> list[Row]:
 def remake(folder: Path, plots: bool = True) -> tuple[str, int]:
     """Write the report; returns its text and how many requests failed. Raises CountersignError."""
     rows, meta = read_rows(folder), metadata.read(folder / metadata.FILE)
-    write_csv(folder / CSV, requests(rows))
+    write_csv(folder / CSV, lines(rows))
     samples = Samples(rows)
     drawn: list[str] = []
     if plots and samples.rows:
@@ -45,13 +45,14 @@ def remake(folder: Path, plots: bool = True) -> tuple[str, int]:
     return text, sum(samples.failures.values()) + len(broken(rows))
 
 
-def requests(rows: Sequence[Row]) -> list[Row]:
-    """One line per request, and one per step that broke off."""
+def lines(rows: Sequence[Row]) -> list[Row]:
+    """One line per request; and one per step that broke off, count of bytes, and run of the witness."""
     found: list[Row] = []
-    for row in [row for row in rows if row["what"] == STEP]:
-        step = {name: row[name] for name in _STEP}
-        if row["error"]:
-            found.append(step | {"errors": row["error"]})
+    for row in rows:
+        step = {name: row[name] for name in ("what", *_STEP) if name in row}
+        if row["what"] != STEP or row["error"]:
+            rest = {name: value for name, value in row.items() if name not in ("error", "kind", "at")}
+            found.append(step | rest | {"errors": row["error"]})
         else:
             found += [step | {name: row[name][place] for name in _REQUEST} for place in range(row["requests"])]
     return found

@@ -20,7 +20,7 @@ from benchmarks.overhead.report import CSV, ROWS, SUMMARY, remake, summary
 from benchmarks.overhead.run import _steps
 from benchmarks.overhead.samples import Arm, Samples, split
 from benchmarks.overhead.stack import Stack
-from benchmarks.overhead.steps import DIRECT, INLINE, PLAIN, Step, done, left
+from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, Step, done, left
 from benchmarks.overhead.witness import OURS, THEIRS, Run, broken
 from policies.errors import CountersignError
 from tests.benchmarks.overhead_rows import META, heard, rows, step
@@ -104,8 +104,8 @@ def test_what_broke_off_is_told_until_it_is_measured(tmp_path: Path) -> None:
     assert done([lost]) == set()
     with (tmp_path / CSV).open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["errors"] for line in lines if line["errors"]] == ["ValueError: no number at f"]
-    assert len(lines) == 7 * 4 * 2 * 25 + 1
+    assert [line["errors"] for line in lines if line["errors"]] == ["ValueError: no number at f", "OSError: gone"]
+    assert len(lines) == 7 * 4 * 2 * 25 + 2 + 2
     text, failed = remade([lost, unheard, *rows(8), heard(THEIRS, DIRECT, 1, 3.0)])
     assert failed == 0
     assert "broke off" not in text
@@ -159,7 +159,11 @@ def test_every_file_is_made_of_the_rows_alone(tmp_path: Path) -> None:
     assert (tmp_path / SUMMARY).read_text() == text
     with (tmp_path / CSV).open() as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 7 * 4 * 2 * 25
+    assert len(lines) == 7 * 4 * 2 * 25 + 2
+    assert [(line["arm"], line["down"]) for line in lines if line["what"] == BYTES] == [
+        (DIRECT, "1000"),
+        ("async", "9000"),
+    ]
     assert lines[0]["arm"] == DIRECT
     assert float(lines[0]["ttft_ms"]) == 21.0
 
