@@ -134,10 +134,10 @@ def pool(folder: Path, answers: Sequence[str]) -> list[str]:
     last = metadata.read(folder / metadata.FILE)["runs"][-1]
     version = ".".join(last["engine_packages"]["vllm"].split(".")[:2])
     gpu = str(last["machine"]["gpu"]).partition(",")[0].removeprefix("NVIDIA ")
-    share, floor = _SHARES.get(audit.full, f"{audit.full:.0%}"), _SHARES.get(audit.floor, f"{audit.floor:.0%}")
+    part, floor = _SHARES.get(audit.full, f"{audit.full:.0%}"), _SHARES.get(audit.floor, f"{audit.floor:.0%}")
     return [
         f"On an {gpu} (8B shape, vLLM {version};",
-        f"with the default {share} of form `full` the pool does {_percent(full)} %",
+        f"with the default {part} of form `full` the pool does {_percent(full)} %",
         "At 80 % of capacity half of the verdicts come within "
         f"{1000 * at_80['p50']:.0f} ms of the answer's end, 99 % within {1000 * at_80['p99']:.0f} ms.",
         f"Replaying every answer takes {_percent(shares)} % of the GPU time of generating them for the first two rows; "

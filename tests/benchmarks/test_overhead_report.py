@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import cast
@@ -13,6 +15,7 @@ import pytest
 
 from benchmarks.harness.progress import Bar, Clock
 from benchmarks.harness.rows import Row, Rows
+from benchmarks.overhead import report
 from benchmarks.overhead.agreement import agreement
 from benchmarks.overhead.cells import Cell, mixes
 from benchmarks.overhead.measure import Bench
@@ -166,6 +169,15 @@ def test_every_file_is_made_of_the_rows_alone(tmp_path: Path) -> None:
     ]
     assert lines[0]["arm"] == DIRECT
     assert float(lines[0]["ttft_ms"]) == 21.0
+
+
+def test_the_committed_files_are_made_of_the_committed_rows(tmp_path: Path) -> None:
+    committed = Path(report.__file__).parents[1] / "results" / "overhead" / "scripted"
+    for name in (ROWS, "metadata.json"):
+        shutil.copy(committed / name, tmp_path / name)
+    text, _ = remake(tmp_path, plots=False)
+    assert text == re.sub(r"!\[.*\n\n", "", (committed / SUMMARY).read_text())
+    assert (tmp_path / CSV).read_bytes() == (committed / CSV).read_bytes()
 
 
 def test_two_tools_agree_within_their_noise() -> None:
