@@ -290,6 +290,37 @@ def test_what_is_shown_and_in_no_evidence(more: dict[str, Any]) -> None:
     assert "what else is shown, of which the evidence says nothing" in wrong(shown, replace(EVIDENCE, text="x"))
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        b'[{"index":0,"message":{"content":"EVIL","content":"x"}}]',
+        b'[{"index":0,"message":{"content":"x"}},{"message":{"content":""}}]',
+        b'[{"index":0,"message":{"content":"","tool_calls":[{"index":1,"function":{"name":"f"}}]}}]',
+        b'[{"index":0,"message":{"content":"x","citations":[{"text":"EVIL"}]}}]',
+        b'[{"index":0,"message":{"content":"x"},"output":"EVIL"}]',
+        b'[{"index":0,"message":{"content":"x","reasoning":"","refusal":"EVIL"}}]',
+        b'[{"index":0,"message":{"content":"x","reasoning":"a","reasoning_content":"b"}}]',
+    ],
+)
+def test_what_says_two_things(choices: bytes) -> None:
+    found = wrong(b'{"choices":%b}' % choices, replace(EVIDENCE, text="x"))
+    assert "what else is shown, of which the evidence says nothing" in found
+
+
+def test_fields_that_the_evidence_says_cannot_be_checked() -> None:
+    shown = body("x", message={"citations": [{"text": "y"}]})
+    bare = replace(EVIDENCE, text="x", reasoning="", tool_calls=(), finish_reason="length", usage=None)
+    assert wrong(shown, bare)
+    assert wrong(shown, replace(bare, faults=("unknown_fields",))) == []
+    assert wrong(shown, replace(bare, text="z", faults=("unknown_fields",))) == ["the text"]
+
+
+@pytest.mark.parametrize("served", [b'{"choices":[],"choices":[]}', b'{"choices":[{"index":0,"index":0}]}'])
+def test_a_name_twice_is_nothing_that_a_proxy_serves(served: bytes) -> None:
+    with pytest.raises(ValueError, match=r"twice|no choice"):
+        read(served)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("other", ["message", "delta"])
 def test_completions_say_what_their_text_says(stream: bool, other: str) -> None:
