@@ -146,8 +146,8 @@ class Limiter:
         return admission
 
     async def _ask(self, admission: Admission, cost: Cost) -> Counted:
-        """What Redis says. Whoever has an answer may ask the next thing at once, though Redis does not know yet that the
-        request is over: it keeps no place then, and where tokens are held for it, that is settled first."""
+        """What Redis says. Whoever has an answer may ask the next thing at once, though Redis does not know yet that it
+        is over: it keeps no place then, and where tokens are held for it, that is settled first."""
         client = admission.client.id
         arguments = _asked(admission.limits, admission.lease, cost)
         for _ in range(_ASKED):
