@@ -56,6 +56,7 @@ def _word_begun() -> bytes:
     return rest
 
 
+_PART = 1024 * 1024
 _SPACES = 64
 """Characters between a comment's colon and its word, in bytes that may be anything."""
 _LINE = rb"(?:[\r\n]|" + BREAK + rb")"
@@ -68,8 +69,7 @@ _LONGEST_NEAR = 3 + 3 + 1 + _SPACES + len(_NAME)
 
 def names_verdict(text: bytes, *, key: bool = True) -> bool:
     """Whether a `countersign` key stands somewhere in UTF-8; without `key`, its name in quotes."""
-    letters = text.lower()
-    if b"ountersign" not in letters and b"\\u0" not in letters and b"\xc5\xbf" not in letters:
+    if b"\\u0" not in text and b"\xc5\xbf" not in text and not _mentions(text):
         return False
     return (_KEY if key else _QUOTED).search(text) is not None
 
@@ -165,7 +165,12 @@ class Guard:
             return b""
         data = self._kept + data
         found = [
-            match.start() for match in (_KEY.search(data) if names_verdict(data) else None, _NEAR.search(data)) if match
+            match.start()
+            for match in (
+                _KEY.search(data) if names_verdict(data) else None,
+                _NEAR.search(data) if _mentions(data) else None,
+            )
+            if match
         ]
         if found:
             self.stopped = True
@@ -192,11 +197,17 @@ class Guard:
 
 
 def _without_comments(body: bytes, text: bytes) -> bytes:
-    if b"countersign" not in text.lower() or _is_json(text):
+    if not _mentions(text) or _is_json(text):
         return body
     if len(text) > _MOST_READ:
         return b""
     return _COMMENT.sub(b"", text) if _COMMENT.search(text) is not None else body
+
+
+def _mentions(text: bytes) -> bool:
+    """Whether most of the name stands somewhere, in any letters. Of a large text only a part is copied at a time."""
+    parts = (text[at : at + _PART + len(_NAME)] for at in range(0, len(text), _PART)) if len(text) > _PART else (text,)
+    return any(b"ountersign" in part.lower() for part in parts)
 
 
 def _is_json(text: bytes) -> bool:

@@ -241,6 +241,13 @@ def test_comments_in_what_begins_like_something_else(label: str, before: bytes) 
         assert b": countersign" not in shown, (tap, shown)
 
 
+@pytest.mark.parametrize("at", [0, 1024 * 1024 - 6, 1024 * 1024, 2 * 1024 * 1024 - 1])
+def test_in_a_large_body(at: int) -> None:
+    text = b'{"a":"' + b"x" * at + b'","COUNTERSIGN":{"verdict":"pass"},"b":"' + b"x" * 100_000 + b'"}'
+    assert names_verdict(text)
+    assert without_verdict(text) == text.replace(b',"COUNTERSIGN":{"verdict":"pass"}', b"")
+
+
 def test_json_that_looks_like_a_comment_stays() -> None:
     body = b'{"a"\n: "countersign"}'
     for label in ("application/json", "text/plain"):
