@@ -167,7 +167,7 @@ def test_answers_in_a_row_that_nobody_takes(make_rig: Callable[..., Rig]) -> Non
             client.sendall(b"GET /v1/verifications/%s?wait=0.1 HTTP/1.1\r\nhost: localhost\r\n\r\n" % (b"0" * 32))
     with _client(rig) as client:
         with contextlib.suppress(OSError):
-            client.settimeout(0.5)
+            client.settimeout(PATIENCE)
             for _ in range(20_000):
                 client.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert _is_cut(client)
