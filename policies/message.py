@@ -120,7 +120,7 @@ def of_value(value: Any, place: Place) -> Shown:
     known = {name: _bare(item) for name, item in value.items() if name in _FIELDS}
     try:
         said = of_message(msgspec.convert(known, Message), place)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):
         content = known.get("content")
         return Shown(content if _is_text(content) else "", fault=ODD)
     if not all(map(_is_text, (said.text, said.reasoning, said.older, *_texts(said.calls)))):

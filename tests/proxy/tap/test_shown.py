@@ -190,3 +190,14 @@ def test_recorded_texts_are_what_their_ids_spell(recording: Recording) -> None:
         assert "text" not in check.reason
         assert "stop" not in check.reason
         assert check.result != "reject"
+
+
+@pytest.mark.parametrize(
+    "odd", [{"\ud800": 1}, {"content": {"\ud800": 1}}, {"tool_calls": [{"\ud800": 1}]}, {"role": "\ud800"}]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_half_a_character_anywhere_breaks_nothing(odd: dict[str, Any], whole: bool) -> None:
+    """Even where the rest of it is no JSON either."""
+    place: Place = "message" if whole else "delta"
+    said = of({place: {"content": "a", "x": float("nan")} | odd}, place)
+    assert said.text in ("a", "")
