@@ -36,7 +36,7 @@ _START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Trial:
-    """A running stack. `folder` holds its `countersign.yaml`, and is home and working folder of what blocks run."""
+    """A running stack. `folder` holds its `countersign.yaml` and the `docs`; blocks run in it, and it is their home."""
 
     folder: Path
     url: str
@@ -82,6 +82,7 @@ def running(folder: Path) -> Iterator[Trial]:
         (folder / f"{name}.json").write_text(profile(name), encoding="utf-8")
     tree = settings(folder, port, backend, engine)
     (folder / "countersign.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (folder / "docs").symlink_to(ROOT / "docs")
     with Children(folder) as children:
         children.start("backend", [*python, "tests.docs.backend", str(backend)], own)
         asked = ["--port", str(engine), "--model", "toy", "--pause-ms", "1"]
