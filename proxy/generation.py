@@ -34,7 +34,8 @@ class Generation:
 
     For its receipt, SHA-256 in hex and empty as long as there is nothing to hash: `request`, the body as it came;
     `sent`, the body as it went up, which what has evidence has there; `served`, what was passed on of an answer.
-    `instead_of` is the id of the generation for the same request whose place this one took.
+    `instead_of` is the id of the generation for the same request whose place this one took. `query` goes up with it:
+    `?` and what followed it, of a request that is relayed unverified.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Generation:
     sent: str = ""
     served: str = ""
     instead_of: str = ""
+    query: str = ""
 
     @property
     def verifiable(self) -> bool:
@@ -73,6 +75,7 @@ class Generation:
             retain=self.retain,
             request=self.request,
             instead_of=self.id,
+            query=self.query,
         )
 
     def facts(self) -> Facts:

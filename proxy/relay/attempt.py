@@ -219,7 +219,7 @@ class Attempt:
         generation = self.generation
         self._record.sending(prepared.body)
         request = UpstreamRequest(
-            url=backend.base_url + PATHS.get(generation.endpoint, generation.endpoint),
+            url=backend.base_url + PATHS.get(generation.endpoint, generation.endpoint) + generation.query,
             headers=names.upstream_headers(
                 self._headers,
                 backend.settings.api_key,

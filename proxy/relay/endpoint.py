@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import quote, unquote_to_bytes
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +20,7 @@ from policies.errors import (
 )
 from policies.limits import NOTHING, Cost
 from policies.settings import BoundsSettings, ModelSettings
-from proxy.api.auth import Client
+from proxy.api.auth import Client, bearer
 from proxy.drain import break_off
 from proxy.generation import Generation
 from proxy.limits.answer import Headers, telling
@@ -33,6 +34,9 @@ from proxy.relay.exchange import Exchange, shutting_down
 from proxy.services import Services, header_map
 from proxy.uploads import Upload
 
+_VERIFIED = ("chat", "completions")
+_MOST_QUERY = 2048
+_PLAIN = "!$%&'()*+,/:;=?@[]"
 _LARGE_AT_ONCE = 2
 """Large bodies of one endpoint that are read at the same time."""
 
@@ -105,6 +109,7 @@ class RelayEndpoint:
             operator=client.operator,
             retain=client.retain or services.settings.storage.retain,
             request=body.sha256,
+            query="" if self._endpoint in _VERIFIED else _query(scope["query_string"], bearer(headers)),
         )
         pass_on = ((scope.get("extensions") or {}).get(PASS_ON) or {}).get("now")
         if client.limits is None:
@@ -214,6 +219,15 @@ def _mode(headers: Mapping[bytes, bytes], default: str) -> str:
     if mode not in {"inline", "async"}:
         raise InvalidRequest("x-countersign-mode is `inline` or `async`")
     return mode
+
+
+def _query(asked: bytes, key: bytes) -> str:
+    if len(asked) > _MOST_QUERY:
+        raise InvalidRequest(f"the query of the URL is over {_MOST_QUERY} bytes")
+    # A client's key goes to no backend, wherever the client says it, too.
+    if not asked or (key and key in unquote_to_bytes(asked)):
+        return ""
+    return "?" + quote(asked, safe=_PLAIN)
 
 
 def _hint(headers: Mapping[bytes, bytes], client: Client) -> str | None:

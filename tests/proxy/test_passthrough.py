@@ -84,6 +84,26 @@ def test_the_messages_clients_key_and_version(make_rig: Callable[..., Rig]) -> N
     assert rig.http.get(f"/v1/verifications/{id}", headers={"x-api-key": "sk-mine"}).json()["verdict"] == "unverified"
 
 
+@pytest.mark.parametrize(
+    ("asked", "goes_up"),
+    [
+        ("?beta=true&x=%20%2F", "?beta=true&x=%20%2F"),
+        ("?", ""),
+        ("?a=b?c=%C3%A9", "?a=b?c=%C3%A9"),
+        ("?key=sk-m%69ne&beta=true", ""),
+    ],
+)
+def test_the_query_goes_up_but_for_keys(make_rig: Callable[..., Rig], asked: str, goes_up: str) -> None:
+    rig = make_rig(keys=[{"name": "me", "sha256": hash_key("sk-mine")}])
+    rig.backend.script = [wire.whole(b"{}")]
+    headers = {"authorization": "Bearer sk-mine"}
+    for path, up in (("/v1/messages", goes_up), ("/v1/chat/completions", "")):
+        rig.http.post(path + asked, json={"model": "m", "messages": []}, headers=headers)
+        assert rig.backend.last.line == f"POST {path}{up} HTTP/1.1".encode()
+    long = rig.http.post("/v1/messages?" + "a" * 3000, json={"model": "m"}, headers=headers)
+    assert (long.status_code, "error" in long.json()) == (400, True)
+
+
 def test_only_what_the_settings_list(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(relay={"passthrough": ["/v1/rerank"]})
     rig.backend.script = [wire.whole(b"{}")]
