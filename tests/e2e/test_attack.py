@@ -63,7 +63,8 @@ def test_cheats_are_caught_and_the_honest_backend_is_not(config: Path, tmp_path:
     for name in ("no-logprobs", "no-token-ids"):
         assert words[name] == ["withheld"] * 4, words
     assert done.returncode == 0, done.stdout
-    summary = (output / "summary.md").read_text()
-    assert summary.splitlines()[2].startswith("| honest |")
+    # Where the machine is busy, that is said before the table.
+    _, table = (output / "summary.md").read_text().split("|---|", 1)
+    assert table.splitlines()[1].startswith("| honest |")
     metadata = json.loads((output / "metadata.json").read_text())
     assert metadata["arguments"]["backend"] == "honest"
