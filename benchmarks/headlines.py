@@ -88,7 +88,7 @@ def latency(samples: Samples) -> str:
         found = [
             added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), q) for cell in cells
         ]
-        rows.append([name, *("" if each is None else _two(each.value) for each in found)])
+        rows.append([name, *("none" if each is None else _two(each.value) for each in found)])
     return _table(["milliseconds added, median", "1 stream", "32 streams"], rows)
 
 
@@ -112,7 +112,7 @@ def served(samples: Samples, head: str) -> str:
             added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), 0.5)
             for cell in cells
         ]
-        rows.append([name, *("" if each is None else _two(each.value) for each in found)])
+        rows.append([name, *("none" if each is None else _two(each.value) for each in found)])
     verdicts = [
         [each for row in samples.of(cell, audited) for each in row["verdict_ms"] if each is not None] for cell in cells
     ]

@@ -55,7 +55,13 @@ def is_in(number: str, source: set[str]) -> bool:
     wanted = float(number)
     for other in source:
         precision = len(other.partition(".")[2])
-        if precision > digits and round(float(other), digits) == wanted and abs(wanted) >= 10 ** (1 - digits):
+        # It was rounded before, too, so that a last 5 may have been less.
+        apart = 0.5 * 10.0**-digits + 0.5 * 10.0**-precision
+        if (
+            precision > digits
+            and abs(float(other) - wanted) <= apart * (1 + 1e-9)
+            and abs(wanted) >= 10 ** (1 - digits)
+        ):
             return True
     return False
 
