@@ -34,8 +34,6 @@ _MOST_OWED = 100_000
 _AGAIN = 0.25
 _LAST = 2.0
 _ASKED = 3
-
-
 _HELD = ("held", "tokens")
 """Refusals that an earlier request's end may turn, once it is settled."""
 
@@ -155,10 +153,7 @@ class Limiter:
             counted = Counted.read(await self._store.count(self._admit, counted_keys(client), [*arguments, *over]))
             if counted.refused not in _HELD or not (over or client in self._debts):
                 break
-            due = self._borrowed
-            while self._paid < due:
-                async with self._turn:
-                    await self._pay_some()
+            await self._pay(self._borrowed)
         return counted
 
     def settle(self, admission: Admission, used: int) -> None:
@@ -189,11 +184,14 @@ class Limiter:
                 except StoreUnavailable:
                     await asyncio.sleep(_AGAIN)
 
-    async def _pay(self) -> None:
-        """Settle everything that is owed. Raises StoreUnavailable; what may or may not be done is then asked about."""
-        while self._batch or self._owed:
+    async def _pay(self, due: int | None = None) -> None:
+        """Settle everything that is owed, or the first `due` of all that ever was. Raises StoreUnavailable; what may or
+        may not be done is then asked about."""
+        while self._paid < (self._borrowed if due is None else due):
             async with self._turn:
-                await self._pay_some()
+                # Whoever had the turn before may have settled it.
+                if self._batch or self._owed:
+                    await self._pay_some()
 
     async def _pay_some(self) -> None:
         if not self._batch:

@@ -28,13 +28,13 @@ from proxy.limits.estimate import cost_of
 from proxy.limits.limiter import Admission
 from proxy.relay import headers as names
 from proxy.relay.asgi import ClientLeft, answer_error, read_body, refuse_body, unless_client_leaves
+from proxy.relay.attempt import PATHS
 from proxy.relay.body import LARGE, Body
 from proxy.relay.downlink import PASS_ON
 from proxy.relay.exchange import Exchange, shutting_down
 from proxy.services import Services, header_map
 from proxy.uploads import Upload
 
-_VERIFIED = ("chat", "completions")
 _MOST_QUERY = 2048
 _PLAIN = "!$%&'()*+,/:;=?@[]"
 _LARGE_AT_ONCE = 2
@@ -109,7 +109,7 @@ class RelayEndpoint:
             operator=client.operator,
             retain=client.retain or services.settings.storage.retain,
             request=body.sha256,
-            query="" if self._endpoint in _VERIFIED else _query(scope["query_string"], bearer(headers)),
+            query="" if self._endpoint in PATHS else _query(scope["query_string"], bearer(headers)),
         )
         pass_on = ((scope.get("extensions") or {}).get(PASS_ON) or {}).get("now")
         if client.limits is None:

@@ -46,6 +46,13 @@ def valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture
+def empty_store(valkey: Valkey) -> None:
+    """Nothing of an earlier test is in Redis."""
+    with valkey.client() as client:
+        client.flushall()
+
+
+@pytest.fixture
 def backend() -> Iterator[FakeBackend]:
     with FakeBackend() as server:
         yield server

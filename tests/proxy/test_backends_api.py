@@ -28,6 +28,8 @@ from verifier_pool.link import trail
 from verifier_pool.link.queue import OUTBOX, STANDINGS, UNFOLDED, event_key, standing_key, units_key
 from verifier_pool.standing import Standings
 
+pytestmark = pytest.mark.usefixtures("empty_store")
+
 KEYS = [
     {"name": "ann", "sha256": hash_key("sk-ann")},
     {"name": "root", "sha256": hash_key("sk-root"), "admin": True},
@@ -36,12 +38,6 @@ ANN, ROOT = ({"authorization": f"Bearer sk-{name}"} for name in ("ann", "root"))
 STANDING = "/v1/backends/b1/standing"
 QUARANTINE = {"action": "quarantine", "why": "the disk burns"}
 WEBHOOK = {"url": "https://example.com/hook", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
-
-
-@pytest.fixture(autouse=True)
-def _empty(valkey: Valkey) -> None:
-    with valkey.client() as client:
-        client.flushall()
 
 
 @pytest.fixture

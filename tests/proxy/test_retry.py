@@ -19,14 +19,9 @@ from tests.proxy.conftest import CHAT, MESSAGES, Rig
 from tests.proxy.retrying import ALL_BAD, FIRST_BAD, INLINE, NO_TURNS, NOBODY, OTHER, RETRY, Pair, error_of, pair_of
 from tests.support import wire
 from tests.support.fake_backend import FakeBackend
-from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
 
-
-@pytest.fixture(autouse=True)
-def _empty(valkey: Valkey) -> None:
-    with valkey.client() as client:
-        client.flushall()
+pytestmark = pytest.mark.usefixtures("empty_store")
 
 
 @pytest.fixture

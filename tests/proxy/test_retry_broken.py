@@ -21,15 +21,11 @@ from tests.support.valkey import Valkey
 from tests.support.waiting import PATIENCE, wait_until
 from verifier_pool.link.queue import evidence_key, verdict_key
 
+pytestmark = pytest.mark.usefixtures("empty_store")
+
 
 def _decided(rig: Rig) -> set[str]:
     return {key.decode().rpartition(":")[2] for key in rig.redis.scan_iter(verdict_key("*"))}
-
-
-@pytest.fixture(autouse=True)
-def _empty(valkey: Valkey) -> None:
-    with valkey.client() as client:
-        client.flushall()
 
 
 @pytest.fixture
