@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import orjson
+from tokenizers import Tokenizer
 
 from benchmarks.overhead.cells import Lengths
 from benchmarks.overhead.client import Target
@@ -20,6 +22,7 @@ COUNTED = "counted"
 """Name of the backend behind which bytes are counted."""
 LOWEST_ID = 1000
 """Token ids below it are often special ones, or single bytes."""
+_SAMPLES = 32
 WORDS = (
     "harbour",
     "lantern",
@@ -87,7 +90,18 @@ class Asking:
         if self.endpoint == "completions":
             ids = random.integers(min(LOWEST_ID, self.vocabulary // 2), self.vocabulary - 1, lengths.prompt)
             return asked | {"prompt": ids.tolist()}
-        # The first words differ from all others', so that no cache of prefixes has the prompt already.
-        words = [f"{random.integers(2**31):x}", *random.choice(WORDS, max(lengths.prompt - 1, 1)).tolist()]
-        text = f"Continue this list of words with a long story about them: {' '.join(words)}"
-        return asked | {"messages": [{"role": "user", "content": text}]}
+        return asked | {"messages": [{"role": "user", "content": _text(lengths.prompt, random)}]}
+
+
+def tokens(path: Path, prompt: int, seed: int) -> int:
+    """Tokens that a chat's words take, of which there are as many as a prompt should have tokens: the median of a few,
+    by the tokenizer (`tokenizer.json`) of a model's folder."""
+    tokenizer, random = Tokenizer.from_file(str(path / "tokenizer.json")), np.random.default_rng(seed)
+    counts = [len(tokenizer.encode(_text(prompt, random), add_special_tokens=False)) for _ in range(_SAMPLES)]
+    return round(float(np.median(counts)))
+
+
+def _text(prompt: int, random: np.random.Generator) -> str:
+    # The first words differ from all others', so that no cache of prefixes has the prompt already.
+    words = [f"{random.integers(2**31):x}", *random.choice(WORDS, max(prompt - 1, 1)).tolist()]
+    return f"Continue this list of words with a long story about them: {' '.join(words)}"

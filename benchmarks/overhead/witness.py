@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.plan import shuffled
 from benchmarks.harness.rows import Row, rounded, told
-from benchmarks.overhead.asking import PATHS, Endpoint
+from benchmarks.overhead.asking import PATHS, Endpoint, tokens
 from benchmarks.overhead.cells import Cell
 from benchmarks.overhead.steps import DIRECT, PLAIN, VERIFIED, Step
 from policies.errors import CountersignError
@@ -155,8 +155,9 @@ class Witness:
 def command(
     run: Run, cell: Cell, *, url: str, endpoint: Endpoint, model: str, tokenizer: Path, temperature: float, seed: int
 ) -> list[str]:
-    """The command line of vLLM's tool for a run."""
+    """The command line of vLLM's tool for a run. Its prompts have as many tokens as ours."""
     lengths = cell.mix.longest
+    prompt = tokens(tokenizer, lengths.prompt, seed) if endpoint == "chat" else lengths.prompt
     words = {
         "--backend": "openai-chat" if endpoint == "chat" else "openai",
         "--base-url": url,
@@ -164,7 +165,7 @@ def command(
         "--model": model,
         "--tokenizer": str(tokenizer),
         "--dataset-name": "random",
-        "--random-input-len": str(lengths.prompt),
+        "--random-input-len": str(prompt),
         "--random-output-len": str(lengths.answer),
         "--num-prompts": str(cell.requests),
         "--max-concurrency": str(round(cell.at)),

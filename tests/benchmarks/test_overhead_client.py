@@ -8,11 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import orjson
+from tokenizers import Tokenizer
 
 from benchmarks.demo.processes import free_ports
 from benchmarks.overhead import witness
 from benchmarks.overhead.answer import Script
+from benchmarks.overhead.asking import Asking
 from benchmarks.overhead.cells import Cell, mixes
 from benchmarks.overhead.client import Target, closed_loop, open_loop
 from benchmarks.overhead.forwarding import Forwarder
@@ -20,6 +23,7 @@ from benchmarks.overhead.upstream import Plan, precise_loop, serve
 from tests.benchmarks.overhead_rows import step
 
 TOKENS = 5
+TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "smollm2.json"
 T = TypeVar("T")
 
 
@@ -93,7 +97,8 @@ def test_bytes_are_counted_both_ways_and_passed_on() -> None:
     assert down > 500
 
 
-def test_the_witness_gets_the_same_load() -> None:
+def test_the_witness_gets_the_same_load(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
     cell = Cell("closed", 4, mixes("64/32"), 16)
     planned = witness.runs(["direct", "async"], 3, seed=1)
     assert len({run.key for run in planned}) == len(planned) == 12
@@ -121,12 +126,17 @@ def test_the_witness_gets_the_same_load() -> None:
         url="u",
         endpoint="chat",
         model="m",
-        tokenizer=Path("f"),
+        tokenizer=tmp_path,
         temperature=0.0,
         seed=1,
     )
     assert "--header" not in direct
-    assert dict(pairwise(direct))["--backend"] == "openai-chat"
+    chat = dict(pairwise(direct))
+    assert chat["--backend"] == "openai-chat"
+    targets = Asking("m").targets("direct", {"direct": "u"}, [cell.mix.longest] * 8, np.random.default_rng(5))
+    ours = [orjson.loads(each.body)["messages"][0]["content"] for each in targets]
+    counts = [len(Tokenizer.from_file(str(TOKENIZER)).encode(text)) for text in ours]
+    assert min(counts) - 1 <= int(chat["--random-input-len"]) <= max(counts) + 1
 
 
 def test_rows_of_both_tools_hold_the_same_figures() -> None:
