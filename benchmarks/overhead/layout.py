@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from benchmarks.harness.rows import unplaced
 from benchmarks.overhead.asking import COUNTED
 from benchmarks.overhead.backend import Backend, key
 from benchmarks.overhead.steps import DIRECT
 from policies.errors import CountersignError
-from policies.profile import FEWEST_RESPONSES
+from policies.profile import FEWEST_RESPONSES, Profile
 
 NAME = "bench"
 """Of the backend in the settings."""
@@ -43,6 +46,12 @@ def calibration(options: Namespace, config: Path, profile: Path, kept: Path) -> 
         "--output": str(profile.absolute()),
     }
     return ["calibrate", *(part for pair in words.items() for part in pair)]
+
+
+def unplace(profile: Path) -> None:
+    """Leave this machine's folders out of what a profile says of its making: it stays among the results."""
+    made = Profile.from_json(profile.read_bytes())
+    profile.write_text(msgspec.structs.replace(made, made=unplaced(made.made)).to_json(), encoding="utf-8")
 
 
 def settings(

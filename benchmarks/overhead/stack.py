@@ -28,7 +28,7 @@ from benchmarks.harness.progress import LOG_EVERY
 from benchmarks.harness.usage import descendants, family, memory_bytes, tree_seconds
 from benchmarks.overhead.asking import COUNTED, PATHS
 from benchmarks.overhead.backend import SCRIPTED, Backend, environment
-from benchmarks.overhead.layout import calibration, settings
+from benchmarks.overhead.layout import calibration, settings, unplace
 from benchmarks.overhead.steps import DIRECT, PLAIN
 from policies.errors import CountersignError
 from proxy.embedded import EmbeddedValkey
@@ -212,6 +212,7 @@ class Stack:
         if code:
             raise CountersignError(f"calibrate did not end well\n{self._children.tail('calibrate')}")
         shutil.rmtree(kept, ignore_errors=True)
+        unplace(profile)
         return profile
 
     def _followed(self, child: subprocess.Popen[bytes]) -> int:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import countersign
@@ -15,12 +16,14 @@ from benchmarks.calibration import arguments
 from benchmarks.harness import config
 from benchmarks.overhead import command, steps
 from benchmarks.overhead.backend import Backend, chosen
-from benchmarks.overhead.layout import FEWEST_TOGETHER, calibration, settings
+from benchmarks.overhead.layout import FEWEST_TOGETHER, calibration, settings, unplace
 from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.run import _shown
 from benchmarks.overhead.stack import Stack
 from policies.errors import CountersignError
+from policies.profile import Profile
 from policies.settings import parse_settings
+from tests.policies.test_margin import PROFILE
 
 SMALL = [
     "--rounds",
@@ -186,3 +189,13 @@ def test_a_small_run_that_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Ca
     assert countersign.main([*run, "--no-plots"]) == 0
     assert read_rows(tmp_path) == rows
     assert countersign.main(["bench", "report", str(tmp_path), "--no-plots"]) == 0
+
+
+def test_a_profile_among_results_keeps_its_words_but_no_folders(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    words = {"arguments": f"--config {tmp_path}/calibrate.yaml --requests 32", "versions": "vllm 0"}
+    path.write_text(msgspec.structs.replace(PROFILE, made=words).to_json())
+    unplace(path)
+    found = Profile.from_json(path.read_bytes())
+    assert found.made == {"arguments": "--config calibrate.yaml --requests 32", "versions": "vllm 0"}
+    assert found.cells == PROFILE.cells
