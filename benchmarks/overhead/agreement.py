@@ -20,17 +20,8 @@ NAMES = dict(zip(METRICS, ("first token", "each further token", "whole answer"),
 
 def agreement(rows: Sequence[Row]) -> str:
     """The section; empty where the witness was not heard."""
-    heard = [row for row in rows if row["what"] == WITNESS and not row["error"]]
-    if not heard:
+    if not any(row["what"] == WITNESS and not row["error"] for row in rows):
         return ""
-    lines = []
-    for arm in [arm for arm in ARMS if any(row["arm"] == arm for row in heard)]:
-        for metric, name in NAMES.items():
-            ours, theirs = _by_round(heard, arm, metric, OURS), _by_round(heard, arm, metric, THEIRS)
-            if ours and theirs:
-                lines.append(_line(LABELS.get(arm, arm), name, [*ours.values()], [*theirs.values()]))
-                if arm != DIRECT:
-                    lines.append(_added(heard, arm, metric, name))
     failed = [row for row in rows if row["what"] == WITNESS and row["error"]]
     text = (
         "## An outside witness\n\n`vllm bench serve` on the same stack, its runs shuffled with runs of our client "
@@ -40,7 +31,23 @@ def agreement(rows: Sequence[Row]) -> str:
     )
     head = ["arm", "time", "ours", "vllm bench serve", "difference", "noise", "agree"]
     more = f"\n\n{len(failed)} runs failed: {', '.join(sorted({row['error'] for row in failed}))}." if failed else ""
-    return f"{text}\n\n{table(head, lines)}{more}"
+    return f"{text}\n\n{table(head, lines(rows))}{more}"
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    """Arm, time, what either tool says, their difference, the noise, and whether they agree: empty where few rounds
+    cannot tell.
+    """
+    heard = [row for row in rows if row["what"] == WITNESS and not row["error"]]
+    found = []
+    for arm in [arm for arm in ARMS if any(row["arm"] == arm for row in heard)]:
+        for metric, name in NAMES.items():
+            ours, theirs = _by_round(heard, arm, metric, OURS), _by_round(heard, arm, metric, THEIRS)
+            if ours and theirs:
+                found.append(_line(LABELS.get(arm, arm), name, [*ours.values()], [*theirs.values()]))
+                if arm != DIRECT:
+                    found.append(_added(heard, arm, metric, name))
+    return found
 
 
 def _added(rows: Sequence[Row], arm: str, metric: str, name: str) -> list[str]:

@@ -18,11 +18,10 @@ from benchmarks.overhead.cells import Cell, Lengths, Mix
 from benchmarks.overhead.client import Timed, closed_loop, open_loop
 from benchmarks.overhead.forwarding import Forwarder
 from benchmarks.overhead.stack import Stack
-from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, VERIFIED, Step
+from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, QUIET_SECONDS, VERIFIED, Step
 from benchmarks.overhead.wire import PENDING, Response
 
 SETTLE_SECONDS = 60.0
-QUIET_SECONDS = 0.03
 WARM_UP = 3
 """Requests that every arm answers first, and that count nowhere."""
 COUNTED_REQUESTS = 3

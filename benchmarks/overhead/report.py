@@ -16,8 +16,8 @@ from benchmarks.overhead.steps import STEP
 ROWS = "rows.jsonl"
 CSV = "rows.csv"
 SUMMARY = "summary.md"
-FEWEST_ROUNDS = 5
-"""Without which nothing should be quoted."""
+FEWEST_ROUNDS = 4
+"""Of every arm, without which nothing should be quoted."""
 _STEP = ("round", "audit", "arm", "cell", "repeat")
 _REQUEST = (
     *("asked", "prompt", "chunks", "ttft_ms", "total_ms", "gap_p50_ms", "gap_p99_ms", "gap_max_ms", "gap_mean_ms"),
@@ -74,8 +74,8 @@ def summary(samples: Samples, rows: Sequence[Row], meta: dict[str, Any], drawn: 
     if samples.rows:
         parts += [tables.short(samples), *(f"![{name}]({name}.png)" for name in drawn)]
         parts += [tables.latency(samples, cell) for cell in samples.cells]
-        parts += [tables.verdicts(samples), tables.costs(samples), tables.chunk_costs(samples)]
-        parts += [tables.traffic(samples, rows), agreement(rows)]
+        parts += [tables.verdicts(samples), tables.occupied(samples), tables.costs(samples)]
+        parts += [tables.chunk_costs(samples), tables.traffic(samples, rows), agreement(rows)]
     parts += [tables.errors(samples, broken(rows)), _notes(meta)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -85,15 +85,20 @@ def _head(samples: Samples, meta: dict[str, Any]) -> str:
     first, last = runs[0], runs[-1]
     versions = ", ".join(f"{name} {found}" for name, found in last["engine_packages"].items())
     seconds = sum(run.get("seconds", 0) for run in runs)
+    fewest, most = samples.rounds
     lines = [
         "# What Countersign adds to a request",
         f"{machine.words(last['machine'])}{'; ' + versions if versions else ''}; {first['began']}, {seconds:.0f} s, "
-        f"{samples.rounds} rounds.",
+        f"{_rounds(fewest, most)}.",
         metadata.busy(meta),
     ]
-    if samples.rounds < FEWEST_ROUNDS:
+    if fewest < FEWEST_ROUNDS:
         lines.append("**Too few rounds to quote.**")
     return "\n\n".join(each for each in lines if each)
+
+
+def _rounds(fewest: int, most: int) -> str:
+    return f"{most} rounds" if fewest == most else f"{fewest} to {most} rounds of each arm"
 
 
 def _notes(meta: dict[str, Any]) -> str:
@@ -138,7 +143,8 @@ frames but not a model's work for them. A script this fast overstates capacity."
 
 _REAL = """\
 The backend is a real server with {model}. Its own work for top-20 logprobs, which `direct` and `relayed only` do not
-ask for, is in the figures of the verified arms; so is whatever else it was doing."""
+ask for, is in the figures of the verified arms; so is whatever else it was doing. No arm asks it for them without the
+proxy, so that only how busy the proxy was tells the two apart."""
 
 _LIMITS = """\
 Client, backend, proxy, workers and Valkey (Unix socket) share this one machine over loopback, without TLS. Not in the

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.harness.rows import Row
 from benchmarks.harness.statistics import Figure, Rounds, line, median
-from benchmarks.overhead.steps import ARMS, DIRECT, PLAIN, STEP, VERIFIED
+from benchmarks.overhead.steps import ARMS, DIRECT, PLAIN, QUIET_SECONDS, STEP, VERIFIED
 
 LABELS = {PLAIN: "relayed only", "async": "verified after", "inline": "verified before the end"}
 
@@ -69,9 +69,17 @@ class Samples:
         return sum(row["requests"] for row in self.rows)
 
     @property
-    def rounds(self) -> int:
-        """How many there are."""
-        return len({row["round"] for row in self.rows})
+    def rounds(self) -> tuple[int, int]:
+        """In how many an arm was measured: the one with fewest, of any load, and the one with most."""
+        found = [each for cell in self.cells for each in self.counted(cell).values() if each]
+        return (min(found), max(found)) if found else (0, 0)
+
+    def counted(self, cell: str) -> dict[Arm, int]:
+        """In how many rounds each arm was measured, `direct` beside it at every audit rate that it is compared at."""
+        audits = sorted({row["audit"] for row in self.rows})
+        direct = min(len({row["round"] for row in self.of(cell, Arm(DIRECT, audit))}) for audit in audits)
+        mine = {arm: len({row["round"] for row in self.of(cell, arm)}) for arm in self.arms}
+        return {Arm(DIRECT): direct} | mine
 
 
 def rounds(rows: Sequence[Row], metric: str) -> Rounds:
@@ -97,8 +105,51 @@ def per(rows: Sequence[Row], value: Callable[[Row], float | None], count: Callab
     return median(ratios) if ratios else None
 
 
+def serving(row: Row) -> float:
+    """Seconds in which a step's requests ran: all but the wait for verdicts and the quiet after it."""
+    return float(row["seconds"] - row["settle_ms"] / 1000 - QUIET_SECONDS)
+
+
+def proxy_ms(row: Row) -> float:
+    """CPU of the proxy that a step's requests went through; what it did after their end, such as recording, is in it.
+
+    The one that relays only is a process of its own.
+    """
+    return float(row["cpu_ms"][PLAIN if row["arm"] == PLAIN else "proxy"])
+
+
+def busy(rows: Sequence[Row]) -> Figure | None:
+    """Percent of one core that the proxy used while requests ran."""
+    return per(rows, lambda row: proxy_ms(row) / 10, serving)
+
+
+def each_token(rows: Sequence[Row]) -> Figure | None:
+    """Microseconds of the proxy's CPU per token, those per request shared out."""
+    return per(rows, lambda row: 1000 * proxy_ms(row), tokens)
+
+
+def gpu(rows: Sequence[Row]) -> Figure | None:
+    """Percent of the time in which the GPU had anything to do; None where there is none."""
+    return per(rows, lambda row: None if row["gpu_percent"] is None else row["gpu_percent"] * serving(row), serving)
+
+
+def pace(rows: Sequence[Row]) -> Figure | None:
+    """Tokens a second of all clients together, while requests ran."""
+    return per(rows, tokens, serving)
+
+
+def events(rows: Sequence[Row]) -> Figure | None:
+    """Events of the stream per token: below 1 where a server puts several tokens into one."""
+    return per(rows, chunks, tokens)
+
+
+def tokens(row: Row) -> int:
+    """Tokens that a step's answers had; an answer of another length is an error."""
+    return int(sum(row["asked"]))
+
+
 def chunks(row: Row) -> int:
-    """Tokens that came in a step."""
+    """Events with tokens that came in a step."""
     return int(sum(row["chunks"]))
 
 

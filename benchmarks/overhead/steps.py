@@ -17,6 +17,8 @@ VERIFIED = (ASYNC, INLINE)
 
 STEP, BYTES = "step", "bytes"
 """Kinds of rows."""
+QUIET_SECONDS = 0.03
+"""At a step's end, after its last verdict."""
 
 Key = tuple[int, float, str, str, int]
 

@@ -18,7 +18,20 @@ from benchmarks.harness.statistics import (
     quantile,
 )
 from benchmarks.overhead.cells import title
-from benchmarks.overhead.samples import LABELS, Arm, Samples, chunks, per, rounds, split
+from benchmarks.overhead.samples import (
+    LABELS,
+    Arm,
+    Samples,
+    busy,
+    chunks,
+    each_token,
+    events,
+    gpu,
+    pace,
+    per,
+    rounds,
+    split,
+)
 from benchmarks.overhead.steps import ARMS, BYTES, DIRECT, INLINE, PLAIN
 
 LATENCY: tuple[tuple[str, str, float], ...] = (
@@ -61,6 +74,8 @@ def latency(samples: Samples, cell: str) -> str:
         lines.append(cells)
     counts = [sum(row["requests"] for row in samples.of(cell, arm)) for arm in (Arm(DIRECT), *arms)]
     lines.append(["requests", *map(str, counts)])
+    known = samples.counted(cell)
+    lines.append(["rounds", *(str(known[arm]) for arm in (Arm(DIRECT), *arms))])
     head = ["milliseconds", "direct", *(f"{arm.label} adds" for arm in arms)]
     return f"## {title(first['kind'], first['at'], first['mix'])}\n\n{table(head, lines)}"
 
@@ -112,6 +127,36 @@ def verdicts(samples: Samples) -> str:
     )
     return f"{text}\n\n" + table(["load", "audit", "p50", "p90", "p99", "longest", "n", "verdicts"], lines)
 
+
+def occupied(samples: Samples) -> str:
+    """How busy the proxy was, beside what the backend sent meanwhile."""
+    lines = []
+    with_gpu = any(row["gpu_percent"] is not None for row in samples.rows)
+    for cell in samples.cells:
+        for arm in (Arm(DIRECT), *samples.arms):
+            mine = samples.of(cell, arm)
+            if not mine:
+                continue
+            found = [pace(mine), events(mine)]
+            # Requests that go straight to the backend leave the proxy alone.
+            found += [None, None] if arm.name == DIRECT else [busy(mine), each_token(mine)]
+            if with_gpu:
+                found.append(gpu(mine))
+            shown = [
+                "" if each is None else f"{each.value:,.{digits}f}"
+                for each, digits in zip(found, (0, 2, 1, 0, 0), strict=False)
+            ]
+            lines.append([_place(mine[0]), arm.label, *shown])
+    text = (
+        "## How busy the proxy was\n\nWhile requests ran: tokens of all clients, and the proxy's CPU. What it still "
+        "did after the last byte, such as recording, counts as well. Below one event per token, several tokens came in "
+        f"one event.{_GPU if with_gpu else ''}"
+    )
+    head = ["load", "arm", "tokens per second", "events per token", "proxy, % of one core", "proxy, µs per token"]
+    return f"{text}\n\n" + table([*head, *(["GPU at work, %"] if with_gpu else [])], lines)
+
+
+_GPU = " The GPU was at work while any kernel ran, the replays' included, until the last verdict."
 
 Value = Callable[[Row], float | None]
 

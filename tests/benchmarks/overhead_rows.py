@@ -57,6 +57,8 @@ def step(arm: str, number: int, *, tokens: int = 64, audit: float = 0.0, request
     cpu = dict.fromkeys(("proxy", "plain", "verify", "replay", "engine", "store"), 0.0)
     if verified:
         cpu |= {"proxy": requests * (REQUEST_MS + tokens * CHUNK_US / 1000), "verify": requests * 2.0}
+    if arm == PLAIN:
+        cpu |= {"plain": requests * 5.0, "proxy": 1.0}
     return {
         "what": STEP,
         "round": number,

@@ -23,10 +23,12 @@ from benchmarks.overhead.report import CSV, ROWS, SUMMARY, remake, summary
 from benchmarks.overhead.run import _steps
 from benchmarks.overhead.samples import Arm, Samples, split
 from benchmarks.overhead.stack import Stack
-from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, Step, done, left
+from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, QUIET_SECONDS, Step, done, left
 from benchmarks.overhead.witness import OURS, THEIRS, Run, broken
 from policies.errors import CountersignError
 from tests.benchmarks.overhead_rows import META, heard, rows, step
+
+RESULTS = Path(report.__file__).parents[1] / "results" / "overhead"
 
 
 def page(found: list[Row]) -> str:
@@ -47,6 +49,37 @@ def test_tails_need_requests_enough() -> None:
     assert "| first token, p99 |  |  |" in few
     assert "Too few rounds to quote" in few
     assert "| first token, p99 | 27." in many
+
+
+def test_the_mark_goes_by_the_arm_with_fewest_rounds() -> None:
+    assert "60 s, 7 rounds." in page(rows())
+    assert "Too few rounds" not in page(rows(4))
+    uneven = [row for row in rows(5) if row.get("round") != 5 or row["arm"] == "async"]
+    text = page(uneven)
+    assert "60 s, 4 to 5 rounds of each arm." in text
+    assert "| rounds | 4 | 4 | 5 | 4 |" in text
+    assert "Too few rounds" not in text
+    fewer = [row for row in uneven if row.get("round") != 4 or row["arm"] != INLINE]
+    assert "60 s, 3 to 5 rounds of each arm." in page(fewer)
+    assert "Too few rounds to quote" in page(fewer)
+
+
+def test_how_busy_the_proxy_was_is_told_of_the_time_in_which_requests_ran() -> None:
+    step_seconds = 2.0 - 0.001 - QUIET_SECONDS
+    share, speed = 25 * (3 + 6.4) / step_seconds / 10, 25 * 64 / step_seconds
+    text = page(rows())
+    assert f"| closed 4, 32/64 | direct | {speed:.0f} | 1.00 |  |  |" in text
+    assert f"| closed 4, 32/64 | relayed only | {speed:.0f} | 1.00 | {12.5 / step_seconds:.1f} | 78 |" in text
+    assert f"| closed 4, 32/64 | verified after, audit 0% | {speed:.0f} | 1.00 | {share:.1f} | 147 |" in text
+    assert "GPU at work" not in text
+    lumps = [
+        row | ({"chunks": [16] * 25, "gpu_percent": 40.0} if row["arm"] == "async" else {})
+        for row in rows()
+        if row["what"] == "step"
+    ]
+    text = page(lumps)
+    assert f"| closed 4, 32/64 | verified after, audit 0% | {speed:.0f} | 0.25 | {share:.1f} | 147 | 40 |" in text
+    assert f"| closed 4, 32/64 | direct | {speed:.0f} | 1.00 |  |  |  |" in text
 
 
 def test_chunks_and_requests_come_apart() -> None:
@@ -171,13 +204,22 @@ def test_every_file_is_made_of_the_rows_alone(tmp_path: Path) -> None:
     assert float(lines[0]["ttft_ms"]) == 21.0
 
 
-def test_the_committed_files_are_made_of_the_committed_rows(tmp_path: Path) -> None:
-    committed = Path(report.__file__).parents[1] / "results" / "overhead" / "scripted"
-    for name in (ROWS, "metadata.json"):
-        shutil.copy(committed / name, tmp_path / name)
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob(f"*/{ROWS}")))
+def test_the_committed_files_are_made_of_the_committed_rows(name: str, tmp_path: Path) -> None:
+    committed = RESULTS / name
+    for file in (ROWS, "metadata.json"):
+        shutil.copy(committed / file, tmp_path / file)
     text, _ = remake(tmp_path, plots=False)
     assert text == re.sub(r"!\[.*\n\n", "", (committed / SUMMARY).read_text())
     assert (tmp_path / CSV).read_bytes() == (committed / CSV).read_bytes()
+
+
+def test_no_committed_file_names_a_folder_of_a_machine() -> None:
+    told = [path for kind in ("json", "jsonl", "md", "csv") for path in RESULTS.rglob(f"*.{kind}")]
+    assert told
+    for path in told:
+        text = re.sub(r"https?://\S+", "", path.read_text())
+        assert re.findall(r"(?<![\w.])/(?:home|root|tmp|usr|mnt|opt|srv|var|work\w*|Users)/\S*", text) == [], path
 
 
 def test_two_tools_agree_within_their_noise() -> None:
