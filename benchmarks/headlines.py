@@ -1,4 +1,4 @@
-"""The README's figures, read from the results: `python -m benchmarks.headlines` puts them there again.
+"""Figures of the README and of capacity.md, read from results: `python -m benchmarks.headlines` puts them there again.
 
 Tables follow the comment that names their source; of what is said in sentences it tells which are out of date. A test
 fails when either has drifted from the results.
@@ -6,15 +6,13 @@ fails when either has drifted from the results.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import sentences as said
+from benchmarks import served
 from benchmarks.cost.at_load import rate
 from benchmarks.cost.in_pool import capacity, share_of_floor
 from benchmarks.cost.plan import IDS, PREFILL
@@ -22,14 +20,14 @@ from benchmarks.cost.rows import LOAD, POOL, read
 from benchmarks.harness.statistics import Figure
 from benchmarks.overhead.relay import report as relay
 from benchmarks.overhead.relay.loads import LOADS, WARM
-from benchmarks.overhead.report import ROWS, read_rows
+from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.samples import Arm, Samples, per, rounds, split
-from benchmarks.overhead.steps import PLAIN
 from benchmarks.overhead.tables import added
 from benchmarks.sentences import RESULTS
+from benchmarks.served import two
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, CAPACITY = ROOT / "README.md", ROOT / "docs" / "capacity.md"
 ANSWERS = {
     "64x128/1024": "128 + 1,024 tokens",
     "128x512/256": "512 + 256 tokens",
@@ -42,12 +40,6 @@ BACKENDS = {
     "fp8 spoofed": "FP8 weights, the true model's logprobs",
     "fp8 spoofed, bent": "the same, logprobs bent until the tokens win",
 }
-SERVED = {
-    "h200": "an 8B shape on one H200 that backend and reference share; milliseconds added, median",
-    "h200-verdicts": "a 135M model on the same; milliseconds added, median",
-    "cpu": "a 135M model, served and replayed by 2 cores; milliseconds added, median",
-}
-"""Folders of overhead on real servers, each with its table's head; there is a table of those that were measured."""
 AFTER, BEFORE = Arm("async", 0.0), Arm("inline", 0.0)
 
 
@@ -55,15 +47,13 @@ def tables(root: Path = ROOT) -> dict[str, list[str]]:
     """By source, relative to the repository: the tables made of it, in the README's order."""
     scripted, pool = RESULTS / "overhead" / "scripted", RESULTS / "cost"
     samples = Samples(read_rows(root / scripted))
-    served_by = {name: RESULTS / "overhead" / name for name in SERVED}
     return {
         str(RESULTS / "detection.md"): [detection(root)],
         str(scripted / "summary.md"): [latency(samples), cpu(samples)],
         str(RESULTS / "relay" / "summary.md"): [streams(root)],
         **{
-            str(folder / "summary.md"): [served(Samples(read_rows(root / folder)), SERVED[name])]
-            for name, folder in served_by.items()
-            if (root / folder / ROWS).exists()
+            served.source(name): [served.latency(results, served.HEADS[name])]
+            for name, results in served.opened(root).items()
         },
         str(pool / "summary.md"): [replays(root)],
     }
@@ -72,6 +62,14 @@ def tables(root: Path = ROOT) -> dict[str, list[str]]:
 def sentences(root: Path = ROOT) -> list[str]:
     """What the README says of results in words."""
     return said.sentences(root, list(ANSWERS))
+
+
+def capacities(root: Path = ROOT) -> dict[str, list[str]]:
+    """By source, the tables of capacity.md that are made of results; its others name theirs and are written by hand."""
+    return {
+        served.source(name): [served.capacity(results, served.HEADS[name])]
+        for name, results in served.opened(root).items()
+    }
 
 
 def latency(samples: Samples) -> str:
@@ -88,38 +86,8 @@ def latency(samples: Samples) -> str:
         found = [
             added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), q) for cell in cells
         ]
-        rows.append([name, *("none" if each is None else _two(each.value) for each in found)])
+        rows.append([name, *("none" if each is None else two(each.value) for each in found)])
     return _table(["milliseconds added, median", "1 stream", "32 streams"], rows)
-
-
-def served(samples: Samples, head: str) -> str:
-    """What each arm adds on a real server, by how many clients ask at once; and how long verdicts take."""
-    cells = [cell for cell in samples.cells if cell.startswith("closed ")]
-    every = max(arm.audit or 0.0 for arm in samples.arms)
-    relayed, audited, waiting = Arm(PLAIN), Arm("async", every), Arm("inline", every)
-    lines = [
-        ("first token, relayed only", relayed, "ttft_ms"),
-        ("first token, verified after", AFTER, "ttft_ms"),
-        (f"first token, {every:.0%} of answers replayed", audited, "ttft_ms"),
-        ("whole answer, relayed only", relayed, "total_ms"),
-        ("whole answer, verified after", AFTER, "total_ms"),
-        (f"whole answer, {every:.0%} of answers replayed", audited, "total_ms"),
-        ("whole answer with the verdict of its replay in it", waiting, "total_ms"),
-    ]
-    rows = []
-    for name, arm, metric in lines:
-        found = [
-            added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), 0.5)
-            for cell in cells
-        ]
-        rows.append([name, *("none" if each is None else _two(each.value) for each in found)])
-    verdicts = [
-        [each for row in samples.of(cell, audited) for each in row["verdict_ms"] if each is not None] for cell in cells
-    ]
-    middles = ["" if not found else f"{np.quantile(found, 0.5):,.1f}" for found in verdicts]
-    rows.append(["from the answer's end to the verdict of its replay", *middles])
-    clients = [f"{samples.of(cell, AFTER)[0]['at']:g} at once" for cell in cells]
-    return _table([head, *clients], [row for row in rows if any(row[1:])])
 
 
 def cpu(samples: Samples) -> str:
@@ -208,12 +176,6 @@ def _cell(samples: Samples, at: int) -> str:
     return str(max(known, key=lambda cell: known[cell]))
 
 
-def _two(value: float) -> str:
-    """With two significant digits, and no more than two decimals."""
-    digits = 1 - math.floor(math.log10(abs(value))) if value else 2
-    return f"{value:,.{min(max(digits, 0), 2)}f}"
-
-
 def _or_none(figure: Figure | None, digits: int) -> str:
     return "none" if figure is None else f"{figure.value:.{digits}f}"
 
@@ -240,11 +202,16 @@ def missing(text: str, said: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Put the tables there; 1 when a sentence has to be written anew."""
-    text = put(README.read_text(encoding="utf-8"), tables())
-    README.write_text(text, encoding="utf-8")
-    stale = missing(text, sentences())
-    for sentence in stale:
-        print(f"README.md should say: {sentence}")
+    stale = 0
+    for page, made, words in (
+        (README, tables(), sentences()),
+        (CAPACITY, capacities(), [*served.sentences(ROOT), *served.remarks(ROOT)]),
+    ):
+        text = put(page.read_text(encoding="utf-8"), made)
+        page.write_text(text, encoding="utf-8")
+        for sentence in missing(text, words):
+            print(f"{page.name} should say: {sentence}")
+            stale += 1
     return 1 if stale else 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import served
 from benchmarks.adversary.registry import ATTACKS
 from benchmarks.adversary.score import summarise
 from benchmarks.cost.at_load import speeds
@@ -48,6 +49,7 @@ def sentences(root: Path, answers: Sequence[str]) -> list[str]:
         *gateways(results),
         *overhead(results),
         *streams(results),
+        *served.sentences(root),
         *pool(results / "cost", answers),
         *chaos(results),
     ]
