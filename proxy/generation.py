@@ -89,7 +89,7 @@ class Generation:
         )
 
     def intent(self) -> dict[str, Any]:
-        """What is written before the request goes up."""
+        """What is written of it before anything of an answer is passed on."""
         more = {"trace": self.trace, "request_sha256": self.request, "instead_of": self.instead_of}
         return {name: value for name, value in more.items() if value} | {
             "id": self.id,

@@ -53,7 +53,7 @@ class Metrics:
     _retried                 rejected answers for which another backend was asked, by model and backend
     _blocked                 rejected answers that their clients did not get, and no other one either
     inline_wait              seconds a client waited for its inline verdict
-    stored                   seconds that Redis took to acknowledge what a request waits for
+    stored                   seconds that Redis took to acknowledge an intent
     """
 
     def __init__(self) -> None:

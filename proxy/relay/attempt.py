@@ -14,7 +14,6 @@ from policies.settings import BackendSettings
 from proxy.backends.backend import Backend
 from proxy.backends.route import Route
 from proxy.backends.turn import Turn
-from proxy.begun import Begun
 from proxy.generation import CLIENT_LEFT, INTERNAL_ERROR, NO_ANSWER, PROXY_STOPPED, Generation
 from proxy.relay import headers as names
 from proxy.relay.answer import nothing
@@ -64,7 +63,6 @@ class Attempt:
         self._seed = secrets.randbelow(2**62)
         self._clock = clock
         self._record = reply.record
-        self._opening: Begun[None] | None = None
 
     async def run(self, route: Route, *, last: bool) -> None:
         """Ask one backend after the other until one can be reached. What became of the request there is this attempt's
@@ -174,34 +172,26 @@ class Attempt:
             turn.failed("timeout")
 
     async def _prepare(self, backend: BackendSettings) -> Prepared | Passed:
-        """The request as it goes up; its intent is on its way to Redis by then.
-
-        Meanwhile the request is made ready; which is long only for a large one, that takes a thread. A request that is
-        refused leaves no intent.
+        """The request as it goes up, made ready while its intent is on the way to Redis; a large one, which takes long,
+        before that and in a thread. A request that is refused leaves no intent.
         """
         stream = self._body.stream
         if len(self._body.data) > LARGE:
             prepared = await asyncio.to_thread(self._rewritten_large, backend)
-            await self._record.open(backend, stream=stream)
+            self._record.open(backend, stream=stream)
             return prepared
         if self.generation.verifiable:
             refuse(self._body.fields)
-        self._opening = Begun(self._record.open(backend, stream=stream))
+        self._record.open(backend, stream=stream)
         try:
             prepared = self._rewritten(backend)
         except BaseException:
-            await self._opened()
+            await self._record.acknowledged()
             raise
         if self._services.settings.relay.keepalive:
             # A client that hears of us before the backend is asked is told whether anything is recorded.
-            await self._opened()
+            await self._record.acknowledged()
         return prepared
-
-    async def _opened(self) -> None:
-        """Until the intent is in Redis."""
-        opening, self._opening = self._opening, None
-        if opening is not None and not opening.done:
-            await opening
 
     def _rewritten(self, backend: BackendSettings) -> Prepared | Passed:
         if not self.generation.verifiable:
@@ -232,20 +222,24 @@ class Attempt:
         try:
             async with self._clock.deadline() as deadline:
                 ready, went = partial(self._go, prepared, deadline), partial(self._went, deadline)
-                return await self._clock.waiting(self._services.transport.send(request, ready, went))
+                response = await self._clock.waiting(self._services.transport.send(request, ready, went))
         except Exception:
-            await self._opened()
+            await self._record.acknowledged()
             raise
+        try:
+            # A client gets nothing of an answer that nobody would know of if this process died.
+            await self._record.acknowledged()
+        except BaseException:
+            response.close()
+            raise
+        return response
 
     async def _go(self, prepared: Prepared | Passed, deadline: Deadline) -> None:
-        """The request goes up next; the intent is in Redis by then. While its answer is awaited, there is time to make
-        ready for that."""
-        start = time.monotonic()
-        await self._opened()
-        now = time.monotonic()
-        self._clock.waited -= now - start
+        """The request goes up next, after its intent. While its answer is awaited, there is time to make ready for
+        that."""
+        await asyncio.sleep(0)
         # Connecting has a time of its own.
-        deadline.until(now + self._clock.left)
+        deadline.until(time.monotonic() + self._clock.left)
         # Only after that has gone, which takes the loop one more round.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self.reply.expect, prepared)

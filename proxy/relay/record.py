@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ class Record:
     def __init__(self, services: Services, generation: Generation, clock: Clock, asked: bytes = b"") -> None:
         self.generation = generation
         self.opened = False
+        self._intent: asyncio.Task[None] | None = None
         self.received = 0
         self.secret = NONE
         self.refusal: str | None = None
@@ -52,13 +54,21 @@ class Record:
         self._due: Callable[[], None] | None = None
         self._sent: bytes | None = None
 
-    async def open(self, backend: BackendSettings, *, stream: bool) -> None:
-        """Write the intent for this backend. Without Redis the response is served all the same, unverified."""
+    def open(self, backend: BackendSettings, *, stream: bool) -> None:
+        """The intent for this backend goes to Redis with the event loop's next round, whoever leaves meanwhile."""
         self._backend = backend
         self.secret = secret_of(backend.api_key)
         self.generation.backend, self.generation.declaration = backend.name, declaration_of(backend)
         self.generation.stream = stream
         self.opened = True
+        self._intent = asyncio.create_task(self._write())
+
+    async def acknowledged(self) -> None:
+        """Until Redis has the intent. Without Redis the response is served all the same, unverified."""
+        if self._intent is not None and not self._intent.done():
+            await asyncio.shield(self._intent)
+
+    async def _write(self) -> None:
         try:
             await self._services.store.open(self.generation)
         except StoreUnavailable:

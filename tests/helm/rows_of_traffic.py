@@ -104,7 +104,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Redis",
-            "Time it took to acknowledge what a request waits for, before it goes up.",
+            "Time it took to acknowledge the intents, without which no answer goes on.",
             quantiles("countersign_store_duration_seconds", 0.5, 0.99),
             "s",
         ),

@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from policies.settings import hash_key
+from proxy.asking import PATIENCE
 from proxy.lanes import Lanes
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import waiting, wire
@@ -243,3 +245,29 @@ def test_running_generations_do_not_count_as_lost(make_rig: Callable[..., Rig]) 
             wait_until(lambda until=until: rig.open_until(id) > until)  # type: ignore[misc]
         over.set()
         assert b"".join(response.iter_raw()).endswith(wire.DONE)
+
+
+def test_an_answer_waits_until_redis_has_its_intent(rig: Rig, valkey: Valkey) -> None:
+    """The request itself does not."""
+    for _ in range(waiting.TRIES):
+        rig.backend.reset()
+        rig.backend.script = [wire.whole(wire.BODY)]
+        rig.chat()
+        with ThreadPoolExecutor(1) as pool:
+            began = time.monotonic()
+            valkey.freeze()
+            asked = pool.submit(rig.chat)
+            wait_until(lambda: len(rig.backend.requests) == 2)
+            time.sleep(0.2)
+            early = asked.done()
+            valkey.thaw()
+            # A Redis that was silent for longer is away.
+            in_time = time.monotonic() - began < PATIENCE / 2
+            response = asked.result()
+        assert not early or not in_time
+        if in_time:
+            break
+        _back(rig)
+    assert "x-countersign-verdict" not in response.headers
+    assert rig.redis.exists(intent_key(response.headers["x-countersign-id"]))
+    assert rig.evidence(response.headers["x-countersign-id"]).complete
