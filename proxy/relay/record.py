@@ -64,8 +64,9 @@ class Record:
         self._intent = asyncio.create_task(self._write())
 
     async def acknowledged(self) -> None:
-        """Until Redis has the intent. Without Redis the response is served all the same, unverified."""
-        if self._intent is not None and not self._intent.done():
+        """Until Redis has the intent. Without Redis the response is served all the same, unverified. Raises whatever
+        else kept it from being written."""
+        if self._intent is not None:
             await asyncio.shield(self._intent)
 
     async def _write(self) -> None:

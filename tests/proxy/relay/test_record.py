@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,6 +32,23 @@ async def test_room_is_asked_for_the_requests_bodies_too(sent: bytes, bodies: in
     record.listen(cast("Any", SimpleNamespace(held=HELD)), _prepared(sent))
     record.evidence()
     assert asked == [HELD + bodies]
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+async def test_no_answer_goes_on_without_its_intent(rounds: int) -> None:
+    """Where that is not for want of Redis."""
+
+    async def broken(_: object) -> None:
+        raise ValueError("no intent")
+
+    services = cast("Services", SimpleNamespace(store=SimpleNamespace(open=broken)))
+    generation = Generation("a" * 32, owner="o", endpoint="chat", model="m", mode="off", stream=False)
+    record = Record(services, generation, Clock(TimeoutSettings()), BODY)
+    record.open(BackendSettings(name="b", url="http://127.0.0.1:1/v1", model="m"), stream=False)
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="no intent"):
+        await record.acknowledged()
 
 
 async def _nothing(_: object) -> None:
