@@ -92,7 +92,7 @@ class Attempt:
             self._record.leave(INTERNAL_ERROR, more=True)
             raise
         finally:
-            self._services.store.served(self.generation.id)
+            self._record.when_known(partial(self._services.store.served, self.generation.id))
 
     async def _relay(self, route: Route, *, last: bool) -> None:
         failure: BackendUnavailable | None = None
@@ -179,15 +179,15 @@ class Attempt:
         if len(self._body.data) > LARGE:
             prepared = await asyncio.to_thread(self._rewritten_large, backend)
             self._record.open(backend, stream=stream)
-            return prepared
-        if self.generation.verifiable:
-            refuse(self._body.fields)
-        self._record.open(backend, stream=stream)
-        try:
-            prepared = self._rewritten(backend)
-        except BaseException:
-            await self._record.acknowledged()
-            raise
+        else:
+            if self.generation.verifiable:
+                refuse(self._body.fields)
+            self._record.open(backend, stream=stream)
+            try:
+                prepared = self._rewritten(backend)
+            except BaseException:
+                await self._record.acknowledged()
+                raise
         if self._services.settings.relay.keepalive:
             # A client that hears of us before the backend is asked is told whether anything is recorded.
             await self._record.acknowledged()
@@ -228,7 +228,7 @@ class Attempt:
             raise
         try:
             # A client gets nothing of an answer that nobody would know of if this process died.
-            await self._record.acknowledged()
+            await self._clock.holding(self._record.acknowledged())
         except BaseException:
             response.close()
             raise

@@ -185,6 +185,13 @@ class Clock:
         finally:
             self.waited += time.monotonic() - start
 
+    async def holding(self, what: Awaitable[None]) -> None:
+        """Wait for what an answer waits for that is here already: the backend's seconds go on after it."""
+        start = time.monotonic()
+        await what
+        if self._up is not None:
+            self._up += time.monotonic() - start
+
     async def writing(self, what: Awaitable[None]) -> None:
         """Wait for the client to take bytes; the backend is not to blame for how long that takes."""
         start = time.monotonic()

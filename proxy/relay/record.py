@@ -69,6 +69,13 @@ class Record:
         if self._intent is not None:
             await asyncio.shield(self._intent)
 
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Call it once it is known what became of the intent, which must be in Redis before anything else of it."""
+        if self._intent is None or self._intent.done():
+            then()
+        else:
+            self._intent.add_done_callback(lambda _: then())
+
     async def _write(self) -> None:
         try:
             await self._services.store.open(self.generation)
@@ -142,7 +149,7 @@ class Record:
         due, self._due = self._due, None
         if due is not None:
             self.generation.served = self._shown.hexdigest() if self._began else ""
-            due()
+            self.when_known(due)
 
     def _settle(self, due: Callable[[], None], more: bool) -> None:
         self._settled, self._due = True, due

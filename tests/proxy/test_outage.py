@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from policies.settings import hash_key
@@ -16,11 +21,11 @@ from proxy.asking import PATIENCE
 from proxy.lanes import Lanes
 from tests.proxy.conftest import CHAT, Rig
 from tests.support import waiting, wire
-from tests.support.fake_backend import FakeBackend, Until
+from tests.support.fake_backend import FakeBackend, PeerCloses, Until
 from tests.support.running import RunningProxy, settings_for
 from tests.support.valkey import Valkey
 from tests.support.waiting import wait_until
-from verifier_pool.link.queue import VERDICTS, intent_key
+from verifier_pool.link.queue import VERDICTS, intent_key, verdict_key
 
 INLINE = {"x-countersign-mode": "inline"}
 
@@ -271,3 +276,77 @@ def test_an_answer_waits_until_redis_has_its_intent(rig: Rig, valkey: Valkey) ->
     assert "x-countersign-verdict" not in response.headers
     assert rig.redis.exists(intent_key(response.headers["x-countersign-id"]))
     assert rig.evidence(response.headers["x-countersign-id"]).complete
+
+
+def test_who_leaves_before_redis_has_the_intent(rig: Rig, valkey: Valkey) -> None:
+    """Its record comes after the intent, and nobody keeps it open."""
+    rig.backend.script = [wire.whole(wire.BODY)]
+    served = rig.chat().headers["x-countersign-id"]
+    rig.backend.reset()
+    rig.backend.script = [PeerCloses()]
+    valkey.freeze()
+    for number in range(5):
+        with closing(_asked(rig)):
+            wait_until(lambda number=number: len(rig.backend.requests) > number)  # type: ignore[misc]
+    wait_until(lambda: all(request.peer_closed.is_set() for request in rig.backend.requests))
+    valkey.thaw()
+    wait_until(lambda: not rig.proxy.services.store._open)
+    wait_until(lambda: rig.open_ids() == [served])
+    verdicts = [orjson.loads(rig.redis.get(key)) for key in rig.redis.scan_iter(f"{verdict_key('')}*")]  # type: ignore[arg-type]
+    reasons = Counter(reason for verdict in verdicts for reason in verdict["reasons"])
+    assert reasons["client_left"] + reasons["store_unavailable"] == 5
+
+
+@pytest.mark.parametrize("length", [10, 400_000], ids=["small", "large"])
+def test_no_comment_comes_before_redis_has_the_intent(
+    make_rig: Callable[..., Rig], valkey: Valkey, length: int
+) -> None:
+    rig = make_rig(relay={"keepalive": 0.05})
+    rig.backend.script = [wire.whole(wire.BODY)]
+    rig.chat()
+    rig.backend.script = wire.stream()
+    for _ in range(waiting.TRIES):
+        began = time.monotonic()
+        valkey.freeze()
+        with closing(_asked(rig, stream=True, messages=[{"role": "user", "content": "x" * length}])) as client:
+            client.settimeout(0.3)
+            try:
+                early = client.recv(1)
+            except TimeoutError:
+                early = b""
+            valkey.thaw()
+            in_time = time.monotonic() - began < PATIENCE / 2
+            client.settimeout(waiting.PATIENCE)
+            assert client.recv(65536)
+        if in_time:
+            break
+        _back(rig)
+    assert early == b""
+
+
+def test_what_redis_takes_is_not_the_backends_time(rig: Rig, valkey: Valkey) -> None:
+    rig.backend.script = [wire.whole(wire.BODY)]
+    rig.chat()
+    for _ in range(waiting.TRIES):
+        rig.backend.script = wire.stream()
+        began = time.monotonic()
+        valkey.freeze()
+        thaw = threading.Timer(PATIENCE / 4, valkey.thaw)
+        thaw.start()
+        id = rig.chat(stream=True).headers["x-countersign-id"]
+        thaw.join()
+        if rig.redis.exists(intent_key(id)) and time.monotonic() - began < PATIENCE / 2:
+            break
+        _back(rig)
+    found = rig.evidence(id)
+    assert found.first_token_seconds is not None
+    assert found.first_token_seconds < PATIENCE / 4
+
+
+def _asked(rig: Rig, **fields: Any) -> socket.socket:
+    """A request on a connection of its own."""
+    body = orjson.dumps(CHAT | fields)
+    client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=waiting.PATIENCE)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    client.sendall(head + body)
+    return client

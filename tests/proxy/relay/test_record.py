@@ -29,6 +29,7 @@ async def test_room_is_asked_for_the_requests_bodies_too(sent: bytes, bodies: in
     generation = Generation("a" * 32, owner="o", endpoint="chat", model="m", mode="off", stream=False)
     record = Record(services, generation, Clock(TimeoutSettings()), BODY)
     record.open(BackendSettings(name="b", url="http://127.0.0.1:1/v1", model="m"), stream=False)
+    await record.acknowledged()
     record.listen(cast("Any", SimpleNamespace(held=HELD)), _prepared(sent))
     record.evidence()
     assert asked == [HELD + bodies]
