@@ -158,9 +158,7 @@ def sentences(root: Path) -> list[str]:
     sent, plain = ([f"{each.bytes_down(arm):,.0f}" for each in found.values()] for arm in ("async", DIRECT))
     joined, apart = told(events, AFTER, ".2f"), told(events, Arm(DIRECT), ".2f")
     working, before = told(gpu, AFTER), told(gpu, Arm(DIRECT))
-    extra = [
-        _added(results.samples, cell, RELAYED, "total_ms").removesuffix(" (noise)") for results, cell in loads.values()
-    ]
+    extra = [_added(results.samples, cell, RELAYED, "total_ms") for results, cell in loads.values()]
     return [
         f"At {at:g} clients the {big}'s server gave {first[0]} tokens per second asked directly, {first[1]} relayed "
         f"only and {first[2]} verified; the {small}'s {second[0]}, {second[1]} and {second[2]}.",
@@ -242,7 +240,8 @@ def _verdicts(results: Results, arm: Arm, q: float) -> list[str]:
         [each for row in results.samples.of(cell, arm) for each in row["verdict_ms"] if each is not None]
         for cell in results.cells
     ]
-    return ["" if not found else f"{np.quantile(found, q):,.1f}" for found in every]
+    # A tail is told only where answers lie beyond it.
+    return [f"{np.quantile(found, q):,.1f}" if len(found) * (1 - q) >= 1 else "" for found in every]
 
 
 def _clients(results: Results) -> list[str]:

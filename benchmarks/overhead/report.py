@@ -16,8 +16,8 @@ from benchmarks.overhead.steps import STEP
 ROWS = "rows.jsonl"
 CSV = "rows.csv"
 SUMMARY = "summary.md"
-FEWEST_ROUNDS = 4
-"""Of every arm, without which nothing should be quoted."""
+FEWEST_ROUNDS, ROUGH_ROUNDS = 4, 5
+"""Of every arm, without which nothing should be quoted, and without which figures are rough."""
 _STEP = ("round", "audit", "arm", "cell", "repeat")
 _REQUEST = (
     *("asked", "prompt", "chunks", "ttft_ms", "total_ms", "gap_p50_ms", "gap_p99_ms", "gap_max_ms", "gap_mean_ms"),
@@ -94,6 +94,8 @@ def _head(samples: Samples, meta: dict[str, Any]) -> str:
     ]
     if fewest < FEWEST_ROUNDS:
         lines.append("**Too few rounds to quote.**")
+    elif fewest < ROUGH_ROUNDS:
+        lines.append(f"**Only {fewest} rounds of some arms: these figures are rough.**")
     return "\n\n".join(each for each in lines if each)
 
 
@@ -133,7 +135,8 @@ Times are taken at the client's socket, from the moment a request was due: in op
 ones when its connection was open. Every arm is measured in every round, in random order, beside a `direct` of the same
 minutes; `relayed only` is a proxy that passes bytes on, asks for no evidence and verifies nothing. A p50 row is the
 median over rounds of (arm's median − direct's median) of that round; other quantiles are differences over all requests.
-Intervals are 95 %, from drawing whole rounds anew. Gap rows are taken inside each request first. Tails are told only
+Intervals are 95 %, from drawing whole rounds anew; of five rounds or fewer they come out too narrow. An event may hold
+several tokens, and gaps are those between events. Gap rows are taken inside each request first. Tails are told only
 where there are requests enough for them."""
 
 _SCRIPT = """\

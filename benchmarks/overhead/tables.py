@@ -40,8 +40,8 @@ LATENCY: tuple[tuple[str, str, float], ...] = (
     ("first token, p99", "ttft_ms", 0.99),
     ("whole answer, p50", "total_ms", 0.5),
     ("whole answer, p99", "total_ms", 0.99),
-    ("gap between tokens, p50", "gap_p50_ms", 0.5),
-    ("gap between tokens, p99", "gap_p99_ms", 0.5),
+    ("gap between events, p50", "gap_p50_ms", 0.5),
+    ("gap between events, p99", "gap_p99_ms", 0.5),
     ("longest gap, p95", "gap_max_ms", 0.95),
 )
 FEWEST_FOR_TAIL = 100
@@ -98,7 +98,7 @@ def short(samples: Samples) -> str:
                     for metric in ("ttft_ms", "gap_p50_ms", "total_ms")
                 ]
                 lines.append([_place(mine[0]), arm.label, *("" if each is None else each.text() for each in figures)])
-    head = ["load", "arm", "first token adds, ms", "each further token adds, ms", "whole answer adds, ms"]
+    head = ["load", "arm", "first token adds, ms", "gap between events adds, ms", "whole answer adds, ms"]
     return "## In short\n\nMedians with 95 % intervals.\n\n" + table(head, lines)
 
 

@@ -286,7 +286,7 @@ def test_who_leaves_before_redis_has_the_intent(rig: Rig, valkey: Valkey) -> Non
     rig.backend.script = [PeerCloses()]
     valkey.freeze()
     for number in range(5):
-        with closing(_asked(rig)):
+        with closing(_connected(rig)):
             wait_until(lambda number=number: len(rig.backend.requests) > number)  # type: ignore[misc]
     wait_until(lambda: all(request.peer_closed.is_set() for request in rig.backend.requests))
     valkey.thaw()
@@ -308,7 +308,7 @@ def test_no_comment_comes_before_redis_has_the_intent(
     for _ in range(waiting.TRIES):
         began = time.monotonic()
         valkey.freeze()
-        with closing(_asked(rig, stream=True, messages=[{"role": "user", "content": "x" * length}])) as client:
+        with closing(_connected(rig, stream=True, messages=[{"role": "user", "content": "x" * length}])) as client:
             client.settimeout(0.3)
             try:
                 early = client.recv(1)
@@ -343,7 +343,7 @@ def test_what_redis_takes_is_not_the_backends_time(rig: Rig, valkey: Valkey) -> 
     assert found.first_token_seconds < PATIENCE / 4
 
 
-def _asked(rig: Rig, **fields: Any) -> socket.socket:
+def _connected(rig: Rig, **fields: Any) -> socket.socket:
     """A request on a connection of its own."""
     body = orjson.dumps(CHAT | fields)
     client = socket.create_connection(("127.0.0.1", rig.proxy.port), timeout=waiting.PATIENCE)
