@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import figures
-from benchmarks.overhead.samples import Arm, Samples, per, rounds
+from benchmarks.overhead.samples import TOKEN, Arm, Samples, per, rounds
 from benchmarks.overhead.steps import INLINE, PLAIN
 from benchmarks.overhead.tables import added
 
 ADDED, VERDICTS, COSTS = "added_latency", "verdict_latency", "cpu_per_request"
-_METRICS = (("ttft_ms", "first token"), ("gap_p50_ms", "gap between events"), ("total_ms", "whole answer"))
+_METRICS = (("ttft_ms", "first token"), (TOKEN, "each further token"), ("total_ms", "whole answer"))
 _OURS = {"proxy": "proxy", "verify": "CPU workers", "replay": "replay process", "store": "Valkey"}
 _DASHES = ("-", "--", ":", "-.")
 _SPREAD = 30.0

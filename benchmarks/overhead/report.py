@@ -135,9 +135,9 @@ Times are taken at the client's socket, from the moment a request was due: in op
 ones when its connection was open. Every arm is measured in every round, in random order, beside a `direct` of the same
 minutes; `relayed only` is a proxy that passes bytes on, asks for no evidence and verifies nothing. A p50 row is the
 median over rounds of (arm's median − direct's median) of that round; other quantiles are differences over all requests.
-Intervals are 95 %, from drawing whole rounds anew; of five rounds or fewer they come out too narrow. An event may hold
-several tokens, and gaps are those between events. Gap rows are taken inside each request first. Tails are told only
-where there are requests enough for them."""
+Intervals are 95 %, from drawing whole rounds anew; of five rounds or fewer they come out too narrow. Each further token
+is the time from the first token to the last by their number; an event may hold several, and gaps are between events.
+Gap rows are taken inside each request first. Tails are told only where there are requests enough for them."""
 
 _SCRIPT = """\
 The backend is a script: the first token after {first:g} ms, then one every {gap:g} ms. Asked for evidence it sends

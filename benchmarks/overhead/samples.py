@@ -13,6 +13,8 @@ from benchmarks.harness.statistics import Figure, Rounds, line, median
 from benchmarks.overhead.steps import ARMS, DIRECT, PLAIN, QUIET_SECONDS, STEP, VERIFIED
 
 LABELS = {PLAIN: "relayed only", "async": "verified after", "inline": "verified before the end"}
+TOKEN = "token_ms"
+"""The time of each token behind the first, of a whole answer (`rounds`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,24 @@ class Samples:
 
 
 def rounds(rows: Sequence[Row], metric: str) -> Rounds:
-    """A metric of all healthy requests, by round and audit rate: what was measured in the same minutes."""
+    """A metric of all healthy requests, by round and audit rate: what was measured in the same minutes. Of `token_ms`
+    rows hold what it is made of: the time from the first token to the last by the tokens behind the first, of which one
+    event may bring several.
+    """
     found: dict[int, list[float]] = {}
     for row in rows:
-        values = [
-            value for value, error in zip(row[metric], row["errors"], strict=True) if not error and value is not None
-        ]
+        every = _token_ms(row) if metric == TOKEN else row[metric]
+        values = [value for value, error in zip(every, row["errors"], strict=True) if not error and value is not None]
         if values:
             found.setdefault(row["round"] * 10_000 + round(1000 * row["audit"]), []).extend(values)
     return {number: np.array(values) for number, values in found.items()}
+
+
+def _token_ms(row: Row) -> list[float | None]:
+    return [
+        None if first is None or total is None or tokens < 2 else (total - first) / (tokens - 1)
+        for first, total, tokens in zip(row["ttft_ms"], row["total_ms"], row["asked"], strict=True)
+    ]
 
 
 def per(rows: Sequence[Row], value: Callable[[Row], float | None], count: Callable[[Row], float]) -> Figure | None:

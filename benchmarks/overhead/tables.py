@@ -20,6 +20,7 @@ from benchmarks.harness.statistics import (
 from benchmarks.overhead.cells import title
 from benchmarks.overhead.samples import (
     LABELS,
+    TOKEN,
     Arm,
     Samples,
     busy,
@@ -40,6 +41,7 @@ LATENCY: tuple[tuple[str, str, float], ...] = (
     ("first token, p99", "ttft_ms", 0.99),
     ("whole answer, p50", "total_ms", 0.5),
     ("whole answer, p99", "total_ms", 0.99),
+    ("each further token, p50", TOKEN, 0.5),
     ("gap between events, p50", "gap_p50_ms", 0.5),
     ("gap between events, p99", "gap_p99_ms", 0.5),
     ("longest gap, p95", "gap_max_ms", 0.95),
@@ -94,11 +96,10 @@ def short(samples: Samples) -> str:
             mine, base = samples.of(cell, arm), samples.beside(cell, arm)
             if mine and base:
                 figures = [
-                    added(rounds(base, metric), rounds(mine, metric), 0.5)
-                    for metric in ("ttft_ms", "gap_p50_ms", "total_ms")
+                    added(rounds(base, metric), rounds(mine, metric), 0.5) for metric in ("ttft_ms", TOKEN, "total_ms")
                 ]
                 lines.append([_place(mine[0]), arm.label, *("" if each is None else each.text() for each in figures)])
-    head = ["load", "arm", "first token adds, ms", "gap between events adds, ms", "whole answer adds, ms"]
+    head = ["load", "arm", "first token adds, ms", "each further token adds, ms", "whole answer adds, ms"]
     return "## In short\n\nMedians with 95 % intervals.\n\n" + table(head, lines)
 
 

@@ -21,7 +21,7 @@ from benchmarks.overhead.cells import Cell, mixes
 from benchmarks.overhead.measure import Bench
 from benchmarks.overhead.report import CSV, ROWS, SUMMARY, remake, summary
 from benchmarks.overhead.run import _steps
-from benchmarks.overhead.samples import Arm, Samples, split
+from benchmarks.overhead.samples import TOKEN, Arm, Samples, rounds, split
 from benchmarks.overhead.stack import Stack
 from benchmarks.overhead.steps import BYTES, DIRECT, INLINE, PLAIN, QUIET_SECONDS, Step, done, left
 from benchmarks.overhead.witness import OURS, THEIRS, Run, broken
@@ -244,3 +244,11 @@ def test_two_tools_agree_within_their_noise() -> None:
     assert "| -0.50 |" in few
     assert "NO |" not in few
     assert "yes |" not in few
+
+
+def test_a_token_has_its_share_of_the_answer_however_many_an_event_brings() -> None:
+    row = step("async", 1, tokens=64, requests=3)
+    row["total_ms"] = [row["ttft_ms"][0] + 63 * 8.0, row["ttft_ms"][1] + 63 * 8.0, None]
+    row["gap_p50_ms"] = [176.0] * 3
+    (found,) = rounds([row], TOKEN).values()
+    assert found.tolist() == pytest.approx([8.0, 8.0])
