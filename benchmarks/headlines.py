@@ -24,7 +24,7 @@ from benchmarks.overhead.report import read_rows
 from benchmarks.overhead.samples import Arm, Samples, per, rounds, split
 from benchmarks.overhead.tables import added
 from benchmarks.sentences import RESULTS
-from benchmarks.served import two
+from benchmarks.served import table, two
 
 ROOT = Path(__file__).parents[1]
 README, CAPACITY = ROOT / "README.md", ROOT / "docs" / "capacity.md"
@@ -87,7 +87,7 @@ def latency(samples: Samples) -> str:
             added(rounds(samples.beside(cell, arm), metric), rounds(samples.of(cell, arm), metric), q) for cell in cells
         ]
         rows.append([name, *("none" if each is None else two(each.value) for each in found)])
-    return _table(["milliseconds added, median", "1 stream", "32 streams"], rows)
+    return table(["milliseconds added, median", "1 stream", "32 streams"], rows)
 
 
 def cpu(samples: Samples) -> str:
@@ -103,7 +103,7 @@ def cpu(samples: Samples) -> str:
         long = samples.of(_cell(samples, at), AFTER)
         answer = per(long, lambda row: row["cpu_ms"]["verify"], lambda row: row["requests"])
         worker.append("" if answer is None else f"{answer.value:.1f}")
-    return _table(
+    return table(
         ["CPU", "1 stream", "32 streams"],
         [
             ["proxy, µs per streamed token", *token],
@@ -136,7 +136,7 @@ def streams(root: Path) -> str:
         "LiteLLM: ms",
         "LiteLLM: µs",
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def replays(root: Path) -> str:
@@ -153,7 +153,7 @@ def replays(root: Path) -> str:
             [answers, f"{floor:,.0f}", f"{100 * ids / floor:.1f} %", f"{100 * share:.1f} % ({done:.3g} answers/s)"]
         )
     head = ["answers of", "tokens/s of a bare prefill", "of these, replayed by the engine", "through the whole pool"]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def detection(root: Path) -> str:
@@ -166,7 +166,7 @@ def detection(root: Path) -> str:
         )
         assert found is not None
         lines.append([name, f"{found[2]} of {found[1]}", found[3].partition(" /")[0].strip()])
-    return _table(["backend", "answers rejected", "answers to evidence of one in a million"], lines)
+    return table(["backend", "answers rejected", "answers to evidence of one in a million"], lines)
 
 
 def _cell(samples: Samples, at: int) -> str:
@@ -178,11 +178,6 @@ def _cell(samples: Samples, at: int) -> str:
 
 def _or_none(figure: Figure | None, digits: int) -> str:
     return "none" if figure is None else f"{figure.value:.{digits}f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def put(text: str, made: Mapping[str, Sequence[str]]) -> str:
